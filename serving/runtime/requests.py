@@ -42,8 +42,9 @@ class Sampling:
             it is positive, else multiplied by; above 0, 1 changes nothing (Keskar 2019; as in
             transformers and vLLM).
         logit_bias: token → number added to its logit; kept as sorted pairs.
-        repeatable: the seed alone shall decide the answer, because the client chose it or the
-            strategy drafts better so (`coupled`).
+        repeatable: the answer shall be the same again, because the client chose the seed.
+        coupled: of a sampled request: the seed alone says which token is drawn at a position,
+            whatever was drafted there. The engine asks `Strategy.couples`.
         prediction: tokens of the answer that the client expects, which are drafted where they fit
             (drafting/prediction.py); whatever they are, the output follows the same distribution.
         grammar: what the output has to be; every token of target and drafts follows it. It ends
@@ -68,6 +69,7 @@ class Sampling:
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
     repeatable: bool = False
+    coupled: bool = False
     logprobs: int | None = None
     prediction: tuple[int, ...] = field(default=(), repr=False)
     grammar: Grammar | None = field(default=None, repr=False)
@@ -115,12 +117,6 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
-
-    @property
-    def coupled(self) -> bool:
-        """Whether the seed alone says which token is drawn at a position, whatever was drafted
-        there: a sampled answer is then plain decoding's with every lossless strategy."""
-        return self.repeatable and not self.greedy
 
     @property
     def has_choice(self) -> bool:

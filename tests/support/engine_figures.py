@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from draftwell.components.bench.engines.figures import Figure
@@ -36,3 +38,10 @@ def figure(label: str, rounds: int, *accepted_at: int) -> dict[str, Any]:
             rounds=rounds, accepted=sum(accepted_at), accepted_at=tuple(accepted_at)
         ),
     ).model_dump(mode="json")
+
+
+def written(folder: Path, document: Any, name: str = "bench.json") -> Path:
+    """A file with a document, as text or to be written as JSON."""
+    file = folder / name
+    file.write_text(document if isinstance(document, str) else json.dumps(document))
+    return file

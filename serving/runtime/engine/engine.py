@@ -187,8 +187,8 @@ class Engine:
                 "the target's context of "
                 f"{context}: shorten one of them"
             )
-        if strategy.couples:
-            sampling = replace(sampling, repeatable=True)
+        if not sampling.greedy and strategy.couples(sampling, models["target"]):
+            sampling = replace(sampling, coupled=True)
         try:
             session = Session(prompt, sampling, models, draft_limit, owner)
         except Exception as error:  # a slot may have to be cleared on a device

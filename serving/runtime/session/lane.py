@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -134,10 +134,17 @@ class Lane:
         # else all rows are within the prompt
         asks = self.sampling.penalises and written >= 0
         changes = self.penalties.follow(sequence[self.prompt_length :]) if asks else None
-        rows = span.under(self.sampling, changes)
+        return self._numbered(span.under(self.sampling, changes), written, range(1 - len(span), 1))
+
+    def _numbered(self, rows: Span, written: int, depths: Iterable[int]) -> Span:
+        """Rows, which of a coupled request know the numbers of their tokens in the output.
+
+        Args:
+            depths: of each row: how many places after number `written` its token comes.
+        """
         if not self.sampling.coupled:
             return rows
-        return rows.before(range(written - len(rows) + 1, written + 1))
+        return rows.before(written + depth for depth in depths)
 
     @property
     def skips(self) -> bool:
@@ -184,7 +191,7 @@ class Lane:
         self.text.extend(start, unseen)
         self._tree_read = list(sequence), tree, span
         written = len(sequence) - self.prompt_length
-        return span.under(self.sampling).before(written + depth for depth in (0, *tree.depths))
+        return self._numbered(span.under(self.sampling), written, (0, *tree.depths))
 
     def hidden_states(self, start: int, end: int) -> Tensor:
         """States `[end − start, width]` of positions that the slot holds, for a head (of a target
@@ -213,7 +220,7 @@ class Lane:
         )
         written = self.length - self.prompt_length
         self.length += len(tree)
-        return span.under(self.sampling).before(written + depth for depth in tree.depths[-keep:])
+        return self._numbered(span.under(self.sampling), written, tree.depths[-keep:])
 
     def settle(self, length: int, path: Sequence[int]) -> None:
         """After `read_tree` of a sequence of `length` tokens: keep these places of the tree, in

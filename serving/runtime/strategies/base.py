@@ -15,6 +15,7 @@ from draftwell.serving.artifacts.kinds import KINDS
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.commands import Role, Step
 from draftwell.serving.runtime.model import Model
+from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.session.session import UNLIMITED, Session
 
 A = TypeVar("A", bound=Artifact)
@@ -98,8 +99,6 @@ class Strategy(ABC):
     search_space: ClassVar[Mapping[str, Sequence[Any]]] = {}
     """Of a plug-in's strategy: parameter → the values that the tuner may try, by measuring them.
     Our own stand in `components/tune/search/space.py`."""
-    couples: bool = False
-    """Whether sampled requests are coupled also without a seed: more of its drafts are kept so."""
     overlaps: ClassVar[bool] = False
     """Whether draft and target run at once: the engine then gives each model cores of its own."""
     Config: ClassVar[type[StrategyConfig]]
@@ -145,6 +144,11 @@ class Strategy(ABC):
             return UNLIMITED
         length = table[min((size for size in table if size >= running), default=max(table))]
         return length if length < (self.longest_draft or UNLIMITED) else UNLIMITED
+
+    def couples(self, sampling: Sampling, target: Model) -> bool:
+        """Whether a sampled request is coupled (`Sampling`): its answer is then plain decoding's.
+        Lossy rules count on the exact test, which a coupled request does not make."""
+        return self.lossless and sampling.repeatable
 
     def learnt(self) -> dict[str, float]:
         """What this object itself has learnt in addition to its artifacts, at one moment, from any

@@ -929,7 +929,7 @@ class Generation(OpenAIFields):
     prediction: PredictedContent | None = Field(
         None,
         description="text that much of the answer is expected to equal; it is drafted wherever it "
-        "fits. Answers follow the same "
+        "fits. With a lossless strategy answers follow the same "
         "distribution, and greedy ones and those with a seed are identical",
     )
     cache_salt: Name | None = Field(

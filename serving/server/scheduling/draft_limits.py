@@ -4,7 +4,8 @@ Before each step every running request gets the draft length that its strategy's
 `Strategy.draft_length_by_batch`, has for as many requests. Within that limit strategies decide as
 before.
 
-A limit changes which tokens a lossy strategy keeps. So requests of one whose answer must not depend
+A limit changes which tokens a lossy strategy keeps, and which random numbers decide it, also where
+it judges exactly: only lossless strategies couple. So requests of one whose answer must not depend
 on other traffic have none (`repeats`): they draft as much as their config says.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,8 @@ from draftwell.components.export.profile import (
     write_profile,
 )
 from tests.support.bench_reports import ENTRY, REPORT
-from tests.support.engine_figures import ENGINE, figure
+from tests.support.engine_figures import ENGINE, figure, written
 from tests.support.errors import raises_code
-
-
-def written(folder: Path, document: Any, name: str = "bench.json") -> Path:
-    file = folder / name
-    file.write_text(document if isinstance(document, str) else json.dumps(document))
-    return file
 
 
 def test_the_example_of_model_optimizers_own_tests() -> None:

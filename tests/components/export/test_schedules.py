@@ -14,7 +14,7 @@ from draftwell.components.export.schedules import (
     sglang_adaptive,
     tensorrt_llm_schedule,
 )
-from tests.components.export.test_profile import written
+from tests.support.engine_figures import written
 from tests.support.errors import raises_code
 
 LEVELS = {1: 5, 4: 3, 16: 0}

@@ -29,8 +29,8 @@ from draftwell.components.report.intervals import ratio_of_runs
 from draftwell.serving import files
 from draftwell.serving.bundle.verdict import GateVerdict, Thresholds
 from tests.support.errors import raises_code
+from tests.support.evidence import DATA, place
 
-DATA = Path(__file__).parent / "evidence_data"
 LIMITS = Thresholds(min_speedup_lower_bound=1.0)
 TOOLS = {
     "vllm": ("vllm bench serve", None),
@@ -39,11 +39,6 @@ TOOLS = {
     "specdec": ("specdec_bench", "0.0.0"),
     "llama": ("llama.cpp speed_bench", None),
 }
-
-
-def place(name: str) -> Path:
-    """A file of the data, or a folder of a tool that writes one."""
-    return next(path for path in sorted(DATA.iterdir()) if path.stem == name)
 
 
 def runs(*names: str) -> tuple[BenchmarkRun, ...]:

@@ -21,8 +21,8 @@ from draftwell.registry.releases import reports_folder
 from draftwell.registry.store import Store
 from draftwell.serving.bundle.verdict import settled
 from draftwell.serving.files import sha256_file
-from tests.components.gate.test_evidence_files import place
 from tests.support.errors import raises_code
+from tests.support.evidence import place
 from tests.support.peers.releases import released, verdict
 
 WITH, PLAIN = place("vllm_with"), place("vllm_plain")

@@ -18,6 +18,7 @@ from draftwell.serving.runtime import logits as logits_module, random_streams
 from draftwell.serving.runtime.drafting.best_drafter import Candidate
 from draftwell.serving.runtime.engine import decisions
 from draftwell.serving.runtime.engine.engine import Engine
+from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.pair import over_slots
 from draftwell.serving.runtime.random_streams import Race, leaders
 from draftwell.serving.runtime.requests import Sampling
@@ -39,6 +40,7 @@ from tests.support.models.tiny import VOCAB, llama, near
 from tests.support.models.variants import VARIANTS
 
 LOSSLESS = [name for name, strategy in STRATEGIES.items() if strategy.lossless]
+LOSSY = [name for name, strategy in STRATEGIES.items() if not strategy.lossless]
 
 
 def winner(law: Any, race: Race, support: Any = None) -> int:
@@ -129,7 +131,7 @@ WARPERS = [
 def law_error(
     name: str, parameters: dict[str, Any], resources: Any = None, **settings: Any
 ) -> float:
-    asked = {"max_tokens": 3, "stop_token_ids": frozenset({2}), "repeatable": True, **settings}
+    asked = {"max_tokens": 3, "stop_token_ids": frozenset({2}), "coupled": True, **settings}
     models, sampling = table_pair(), Sampling(**asked)
 
     def build() -> Any:
@@ -165,6 +167,53 @@ def test_trees_of_a_head_are_coupled_without_a_seed_too():
     seeded = replace(asked, repeatable=True)
     plain = engine.generate([0, 1, 0], seeded, build_strategy("autoregressive"))
     assert found.output == plain.output
+
+
+@pytest.mark.parametrize(
+    ("asked", "trees", "coupled"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"frequency_penalty": 0.5}, True, False),
+        ({"min_tokens": 3, "stop_token_ids": frozenset({2})}, True, False),
+        ({"frequency_penalty": 0.5, "repeatable": True}, True, True),
+    ],
+    ids=str,
+)
+def test_only_requests_that_get_a_tree_are_coupled_without_a_seed(
+    monkeypatch, asked, trees, coupled
+):
+    """A coupled chain is kept less often than one that is judged by p/q."""
+    models = table_pair(vocab=5)
+    monkeypatch.setattr(models["target"], "trees", trees)
+    strategy = build_strategy("eagle3", {"top_k": 2, "tree_tokens": 4}, table_resources(5))
+    sampling = Sampling(max_tokens=4, temperature=1.0, seed=4, **asked)
+    job = Engine(models).generate([0, 1, 0], sampling, strategy)
+    assert job.session.sampling.coupled is coupled
+
+
+@pytest.mark.parametrize("name", ["eagle3", "rest"])
+def test_rows_of_requests_that_are_not_coupled_have_no_numbers(monkeypatch, name):
+    monkeypatch.setattr(Span, "before", lambda *_: pytest.fail("an index for nothing"))
+    parameters = {"eagle3": {"top_k": 2, "tree_tokens": 4}, "rest": {}}[name]
+    strategy = build_strategy(name, parameters, table_resources(5))
+    asked = Sampling(max_tokens=8, temperature=0.0 if name == "eagle3" else 1.0)
+    Engine(table_pair(vocab=5)).generate([0, 1, 0], asked, strategy)
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_a_seed_leaves_the_rule_of_a_lossy_strategy_as_it_is(name):
+    """Theirs are made for the exact test: `mentored` spends a budget on what that test rejects."""
+    seeded, other = (
+        Engine(table_pair(vocab=5)).generate(
+            [0, 1, 0],
+            Sampling(max_tokens=60, temperature=1.0, seed=3, repeatable=repeatable),
+            build_strategy(name, {}, table_resources(5)),
+        )
+        for repeatable in (True, False)
+    )
+    assert seeded.output == other.output
+    assert seeded.session.stats.rescued == other.session.stats.rescued
 
 
 def test_mutant_that_draws_every_token_with_the_same_noise_is_caught(monkeypatch):

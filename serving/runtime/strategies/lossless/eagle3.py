@@ -25,6 +25,7 @@ from draftwell.serving.runtime.drafting.stopping import (
 )
 from draftwell.serving.runtime.model import Model
 from draftwell.serving.runtime.models.eagle3_model import head_of
+from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.schedules.serial import serial, serial_trees
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
@@ -67,7 +68,6 @@ class Eagle3(Strategy):
     def __init__(self, config: StrategyConfig, resources: StrategyResources):
         super().__init__(config, resources)
         self.counted = AcceptanceTable.empty()
-        self.couples = self.config.top_k > 1
 
     def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
         """The target, and the head beside it: a head is an artifact, and becomes a model where it
@@ -78,6 +78,11 @@ class Eagle3(Strategy):
             else head_of(models["target"], self.artifact(Eagle3Head))
         )
         return {"target": models["target"], "head": head}
+
+    def couples(self, sampling: Sampling, target: Model) -> bool:
+        """Without a seed where it drafts a tree, of which more is kept so."""
+        drafts_tree = self.config.top_k > 1 and target.trees and not sampling.penalises
+        return drafts_tree or super().couples(sampling, target)
 
     def learnt(self) -> dict[str, float]:
         return table_learnt(self.counted)

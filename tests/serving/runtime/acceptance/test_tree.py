@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from draftwell.serving.runtime.acceptance.tree import ExactTree
+from draftwell.serving.runtime.random_streams import Streams
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.schedules.serial import serial_trees
 from draftwell.serving.runtime.strategies.compose import compose
@@ -107,14 +108,14 @@ def test_a_stop_token_inside_a_tree_ends_the_text():
     probs = torch.eye(3)[[2, 0, 0, 1]]
     sampling = Sampling(max_tokens=8, stop_token_ids=STOP)
     rows = span_of(probs.log().clamp(min=-50.0), sampling)
-    verdict = decided(ExactTree().judge(tree, rows, None))
+    verdict = decided(ExactTree().judge(tree, rows, Streams(0)))
     assert (verdict.path, verdict.token, verdict.rejected) == ([1], None, False)
 
 
 @pytest.mark.parametrize(("candidates", "tested"), [([2, 0], 1), ([0, 2], 2), ([0, 1], 2)])
 def test_candidates_are_counted_up_to_the_one_that_is_kept(candidates, tested):
     rows = span_of(torch.tensor([[0.0, 1.0, 5.0]]), Sampling())
-    assert decided(ExactTree().choose(candidates, 0, rows, None)).tested == tested
+    assert decided(ExactTree().choose(candidates, 0, rows, Streams(0))).tested == tested
 
 
 def test_depths_and_paths():

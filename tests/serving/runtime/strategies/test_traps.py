@@ -275,7 +275,7 @@ class Counted:
 def test_no_uniform_serves_twice_and_no_seed_is_set_inside_the_loop(monkeypatch, name, parameters):
     watched, strategy = Watched(monkeypatch), build(name, parameters)
     models = table_pair(vocab=VOCAB)
-    strategy.couples = False  # what is coupled reads no uniforms
+    strategy.couples = lambda *_: False  # what is coupled reads no uniforms
     job = Engine(models).generate(
         [1, 2], Sampling(max_tokens=60, temperature=1.0, seed=4), strategy
     )

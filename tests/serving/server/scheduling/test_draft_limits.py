@@ -165,6 +165,7 @@ def test_a_new_request_is_limited_from_its_first_round() -> None:
         ("vanilla_sd", {"temperature": 1.0, "seed": 5, "repeatable": True}, True),
         ("lossy_sd", {"repeatable": True}, False),
         ("lossy_sd", {}, True),
+        ("asd", {"temperature": 1.0, "seed": 5, "repeatable": True}, False),
     ],
 )
 @pytest.mark.parametrize("table", [ALONE, {1: 4, 2: 2}])
