@@ -32,6 +32,8 @@ from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
 from draftwell.serving.runtime.types import Draft, Verdict
 
+LONGEST = 32
+
 
 class Double(Strategy):
     name = "double"
@@ -42,7 +44,10 @@ class Double(Strategy):
 
     class Config(StrategyConfig):
         passes: int | None = Field(
-            None, ge=1, le=32, description="gamma: draft passes a round; None: in a verification"
+            None,
+            ge=1,
+            le=LONGEST,
+            description="gamma: draft passes a round; None: in a verification",
         )
         max_matching_ngram_size: int = Field(3, ge=1, le=8, description="longest n-gram looked up")
         guess_tokens: int = Field(10, ge=0, le=32, description="longest guess")
@@ -127,11 +132,16 @@ class Double(Strategy):
         session.append([*judged.tokens[: verdict.accepted], *corrected], verdict.origins, rows)
         session.stats.count(judged, verdict)
 
+    @property
+    def longest_draft(self) -> int | None:
+        measured = HardwareProfile.kind in self.resources.artifacts
+        return self.gamma() if self.config.passes or measured else None
+
     def gamma(self) -> int:
-        """Draft passes in the time of a verification."""
+        """Draft passes a round: as set, or as the profile says."""
         if self.config.passes is not None:
             return int(self.config.passes)
-        return max(1, round(self.artifact(HardwareProfile).when(overlapping=True).speed_ratio))
+        return self.artifact(HardwareProfile).overlapped_length(LONGEST)
 
 
 def agreeing(new: Draft, guess: Draft) -> Draft:
