@@ -139,7 +139,7 @@ def regret(candidate: BenchEntry) -> Check | Skipped | None:
     if len(spent) < len(candidate.per_prompt):
         return Skipped("regret", "the target did not read the texts")
     if not candidate.exact and dtype_of(candidate.dtype or "float32") != "float32":
-        return Skipped(f"regret in {candidate.dtype}", "its forward passes are not exact")
+        return Skipped("regret", f"its forward passes in {candidate.dtype} are not exact")
     most, texts = max(spent, default=0.0), len(spent)
     detail = f"at most {most:.2f} nats in {texts} texts (each at most {budget:g})"
     return Check("regret", most, budget, most <= budget + ADDED_UP, detail)

@@ -1,19 +1,29 @@
 """Hybrid against its oracle: what it would take to write a text if the best drafter of each round,
 and how many of its tokens will be kept, were known before (2601.11580, "Oracle Combine").
 
+    python -m draftwell.components.replay.oracle BUNDLE
+
 `Hearing` asks each drafter at every place of a text what it would propose there, over the pair's
 models. A round from a place may verify any beginning of one drafter's proposal that is kept whole;
-the cheapest way through the text is the oracle's, and no choice of drafters and lengths is faster.
-The passes that hybrid makes for the same text (`Watched`) are priced alike.
+the cheapest way through the text is the oracle's, and no choice of chains is faster: alternatives
+for a token, which hybrid adds by default, may keep one token more. The passes that hybrid makes
+for the same text (`Watched`) are priced alike.
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from draftwell.components.prompts.prompt import demo_prompts, ids_of
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.artifacts.pair_files import models_root
+from draftwell.serving.bundle.bundle import open_bundle
+from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.acceptance.exact import Exact
 from draftwell.serving.runtime.commands import Forward, Role, Step
 from draftwell.serving.runtime.drafting.continuations import likeliest_chain
@@ -22,7 +32,7 @@ from draftwell.serving.runtime.drafting.expected_gain import RoundCosts
 from draftwell.serving.runtime.drafting.head import HeadChain
 from draftwell.serving.runtime.drafting.stopping import FixedLength
 from draftwell.serving.runtime.drafting.suffix import SuffixIndex
-from draftwell.serving.runtime.pair import LoadedPair
+from draftwell.serving.runtime.pair import LoadedPair, LoadSettings, load_pair
 from draftwell.serving.runtime.protocols import Drafter
 from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies import StrategyResources
@@ -31,6 +41,7 @@ from draftwell.serving.runtime.types import Draft
 
 TEXT = "text"
 """The drafter that continues the text's own end; the others have the names of their roles."""
+TEXTS, TOKENS = 15, 40
 MAKERS: Mapping[Role, Callable[[FixedLength], Drafter]] = {"head": HeadChain, "draft": DraftModel}
 
 
@@ -210,3 +221,25 @@ def oracle_shares(
         least = oracle_time(kept, costs, config.max_draft)
         found.append(OracleShare(len(plain) - 1, time_of(hybrid.passes, costs), least))
     return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print hybrid's share of its oracle's speed on shipped prompts."""
+    parser = argparse.ArgumentParser(description="Hybrid's speed over its oracle's.")
+    parser.add_argument("bundle", type=Path, help="with what hybrid reads (`make deploy`)")
+    bundle = open_bundle(parser.parse_args(arguments).bundle)
+    settings = LoadSettings.model_validate({"dtype": bundle.manifest.dtype})
+    pair = load_pair(bundle.files(models_root()), settings, qualifier=False)
+    resources = StrategyResources(bundle.artifacts(), pair.special_tokens)
+    prompts = [ids_of(pair, prompt) for prompt in demo_prompts(TEXTS)]
+    total = sum(oracle_shares(pair, resources, prompts, TOKENS), OracleShare(0, 0, 0))
+    speeds = (total.plain / total.hybrid, total.plain / total.oracle)
+    print("hybrid {:.2f} x plain, its oracle {:.2f} x: {:.2f}".format(*speeds, total.share))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except DraftwellError as mistake:
+        print(f"Error: {mistake}", file=sys.stderr)
+        sys.exit(2)

@@ -14,7 +14,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from draftwell.serving.artifacts.base import Artifact, ArtifactError, Provenance
-from draftwell.serving.artifacts.forward_costs import seconds_at
+from draftwell.serving.artifacts.forward_costs import in_one_pass, seconds_at
 
 
 class RoundOverheads(BaseModel):
@@ -146,6 +146,12 @@ class HardwareProfile(Artifact):
     def speed_ratio(self) -> float:
         """t_verify / t_draft of one token each: how many draft passes fit into one target pass."""
         return self.t_verify[1] / self.draft_seconds
+
+    def overlapped_length(self, most: int) -> int:
+        """Gamma where draft and target run at once: how many times as fast as the target the draft
+        is, but no longer than `in_one_pass` (ours): the next verification reads the draft."""
+        profile = self.when(overlapping=True)
+        return min(in_one_pass(profile.t_verify, most), max(1, round(profile.speed_ratio)))
 
     @property
     def draft_seconds(self) -> float:

@@ -97,19 +97,23 @@ class Stats:
         self.wall_seconds, self.emitted = wall_seconds, emitted
         self.busy_seconds = covered(self.timeline)
 
-    def count(self, draft: Draft, verdict: Verdict) -> None:
-        """Count one verification of `draft` (drafters count what they draft)."""
-        self.verdicts += 1
+    def count(self, draft: Draft, verdict: Verdict, start: int = 0) -> None:
+        """Count one verification of `draft` (drafters count what they draft).
+
+        Args:
+            start: place of its first token in the round's draft; the round is counted with that
+                of place 0.
+        """
+        self.verdicts += start == 0
         self.judged += verdict.judged
         self.accepted += verdict.accepted
         self.kept[self.drafter] += verdict.accepted
         self.rescued += verdict.rescued
         self.sampled += verdict.token is not None
-        if len(draft):
-            self.rounds += 1
+        self.rounds += start == 0 and len(draft) > 0
         for i in range(len(draft)):
-            self.judged_at[i] += 1
-            self.accepted_at[i] += i < verdict.accepted
+            self.judged_at[start + i] += 1
+            self.accepted_at[start + i] += i < verdict.accepted
 
     def count_inner(self, draft: Draft, verdict: Verdict) -> None:
         """Count one judgement by the qualifier; its drafter counted the tokens as drafted for the

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 
 import numpy as np
 import pytest
 
+from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.replay import oracle as oracle_module
 from draftwell.components.replay.oracle import (
     TEXT,
     Hearing,
     OracleShare,
     agreement_with,
+    main,
     oracle_shares,
     oracle_time,
 )
@@ -21,6 +25,7 @@ from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.requests import Sampling
 from tests.support.models.resources import ORIGIN, decode, table_pair, table_resources
 from tests.support.models.tiny import llama_pair
+from tests.support.server.bundles import make_bundle, save_tiny_models
 
 PROFILE = HardwareProfile(0.1, {1: 1.0, 4: 1.2, 9: 1.6}, 0.0, ORIGIN, t_head=0.05)
 
@@ -70,6 +75,17 @@ def test_what_is_heard_is_what_each_drafter_would_propose_at_every_place(drafter
             ids = [1, 2, *job.output[: place + 1]]
             own = decode(draft, ids, "autoregressive", max_tokens=3).output
             assert hearing.heard["draft"][place] == own
+
+
+def test_a_bundles_share_is_printed(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(oracle_module, "demo_prompts", lambda count: [Prompt("a", None, ["sum"])])
+    monkeypatch.setattr(oracle_module, "TOKENS", 8)
+    bundle = make_bundle(tmp_path / "bundle", save_tiny_models(tmp_path), "hybrid")
+    main([str(bundle)])
+    hybrid, best, share = map(float, re.findall(r"[0-9]+\.[0-9]+", capsys.readouterr().out))
+    assert share == pytest.approx(hybrid / best, abs=0.02)
+    assert 0 < share <= 1.1
+    assert best >= 1
 
 
 @pytest.mark.parametrize(("noise", "longest"), list(product((0.3, 1.0), (2, 5))))

@@ -258,7 +258,7 @@ def networks(dtype: torch.dtype) -> dict[str, Any]:
     ("name", "dtype"),
     quick_only(
         [(name, dtype) for name in LOSSLESS for dtype in (torch.float32, torch.bfloat16)],
-        *((name, torch.bfloat16) for name in ("spide", "hybrid")),
+        *((name, torch.bfloat16) for name in ("spide", "hybrid", "double")),
         ("eagle3", torch.float32),
     ),
 )

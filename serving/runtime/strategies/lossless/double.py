@@ -32,6 +32,8 @@ from draftwell.serving.runtime.session.session import Session
 from draftwell.serving.runtime.strategies.base import Strategy, StrategyConfig
 from draftwell.serving.runtime.types import Draft, Verdict
 
+LONGEST = 32
+
 
 class Double(Strategy):
     name = "double"
@@ -42,7 +44,10 @@ class Double(Strategy):
 
     class Config(StrategyConfig):
         passes: int | None = Field(
-            None, ge=1, le=32, description="gamma: draft passes a round; None: in a verification"
+            None,
+            ge=1,
+            le=LONGEST,
+            description="gamma: draft passes a round; None: in a verification",
         )
         max_matching_ngram_size: int = Field(3, ge=1, le=8, description="longest n-gram looked up")
         guess_tokens: int = Field(10, ge=0, le=32, description="longest guess")
@@ -64,24 +69,21 @@ class Double(Strategy):
                 self.guess(index, text.ids + pending.tokens, session, max(0, min(room, most)))
             )
             chain, held = pending + guess, len(text.ids)
-            session.stats.drafted += len(guess)
             rows, new = yield Overlap(
                 session.verify(chain), self.drafted(index, session, pending, gamma, room)
             )
+            session.stats.drafted += len(guess) - same(new.tokens, guess.tokens)
             read = {"target": chain.tokens, "draft": pending.tokens + new.tokens}
             judged = pending + agreeing(new, guess)
             verdict = yield from self.judge(judged, chain, rows, session)
             left = new[len(judged) - len(pending) :] if verdict.token is None else Draft()
-            self.commit(judged, verdict, rows, session)
             at = verdict.accepted
-            if (
-                verdict.rejected
-                and verdict.token in chain.tokens[at : at + 1]
-                and not text.finished
-            ):
+            guessed = verdict.rejected and verdict.token in chain.tokens[at : at + 1]
+            self.commit(judged[: at + 1] if guessed else judged, verdict, rows, session)
+            if guessed and not text.finished:
                 rest = chain[at + 1 :]
                 more = yield from self.judge(rest, rest, rows[at + 1 :], session)
-                self.commit(rest, more, rows[at + 1 :], session)
+                self.commit(rest, more, rows[at + 1 :], session, at + 1)
             pending = Draft() if text.finished else left
             after = text.ids[held:] + pending.tokens
             for lane in session.lanes.values():
@@ -121,17 +123,24 @@ class Double(Strategy):
         bonus = judged.tokens == chain.tokens and len(chain) < session.text.remaining
         return (yield from Exact().judge(judged, rows, session.rng, bonus=bonus))
 
-    def commit(self, judged: Draft, verdict: Verdict, rows: Span, session: Session) -> None:
+    def commit(
+        self, judged: Draft, verdict: Verdict, rows: Span, session: Session, start: int = 0
+    ) -> None:
         """Make a verdict's tokens final; slots keep what they have read of them."""
         corrected = [] if verdict.token is None else [verdict.token]
         session.append([*judged.tokens[: verdict.accepted], *corrected], verdict.origins, rows)
-        session.stats.count(judged, verdict)
+        session.stats.count(judged, verdict, start)
+
+    @property
+    def longest_draft(self) -> int | None:
+        measured = HardwareProfile.kind in self.resources.artifacts
+        return self.gamma() if self.config.passes or measured else None
 
     def gamma(self) -> int:
-        """Draft passes in the time of a verification."""
+        """Draft passes a round: as set, or as the profile says."""
         if self.config.passes is not None:
             return int(self.config.passes)
-        return max(1, round(self.artifact(HardwareProfile).when(overlapping=True).speed_ratio))
+        return self.artifact(HardwareProfile).overlapped_length(LONGEST)
 
 
 def agreeing(new: Draft, guess: Draft) -> Draft:

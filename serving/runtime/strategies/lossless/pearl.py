@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from draftwell.serving.artifacts.forward_costs import in_one_pass
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.runtime.acceptance.exact import Exact
 from draftwell.serving.runtime.commands import Step
@@ -46,9 +45,7 @@ class Pearl(Strategy):
         return self.gamma() if self.config.num_speculative_tokens or measured else None
 
     def gamma(self) -> int:
-        """The draft length: as set, or how many times as fast as the target the draft is, but no
-        longer than `in_one_pass` (ours): the next verification reads the draft."""
+        """The draft length: as set, or as the profile says."""
         if self.config.num_speculative_tokens is not None:
             return int(self.config.num_speculative_tokens)
-        profile = self.artifact(HardwareProfile).when(overlapping=True)
-        return min(in_one_pass(profile.t_verify, LONGEST), max(1, round(profile.speed_ratio)))
+        return self.artifact(HardwareProfile).overlapped_length(LONGEST)

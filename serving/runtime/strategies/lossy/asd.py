@@ -12,8 +12,9 @@ The first that does not stay is replaced by the target's choice. All kept: bonus
 log-likelihood under the target is at most B nats below that of the target's choices after the same
 prefixes, whatever drafts.
 
-Ours: no stop or special token stays, nor a banned one. A sampled request, and one that penalises or
-biases tokens, is judged exactly: regret is about what the target would choose by itself.
+Ours: no stop or special token stays, nor any against one, nor a banned token. A sampled request,
+and one that penalises or biases tokens, is judged exactly: regret is about what the target would
+choose by itself.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class WithinBudget(Exact):
         budget: B, nats of a request.
         gate: g, nats of a token for each draft token from it on.
         most: m, tokens of a draft.
-        special_tokens: tokens that never stay.
+        special_tokens: tokens that never stay, and against which none stays.
     """
 
     lossless: ClassVar[bool] = False
@@ -70,9 +71,8 @@ class WithinBudget(Exact):
         if (yield from keeps(draft, i, target, rng)):
             return KEPT
         token = draft.tokens[i]
-        if token not in sampling.stop_token_ids | self.special_tokens and (
-            yield from allowed(token, i, target)
-        ):
+        protected = sampling.stop_token_ids | self.special_tokens
+        if protected.isdisjoint((token, target.top[i])) and (yield from allowed(token, i, target)):
             regret = target.raw_logit(i, target.top[i]) - target.raw_logit(i, token)
             worthwhile = regret <= self.gate * (len(draft) - i)
             affordable = self.spent < self.budget and self.spent + regret <= self.budget

@@ -193,6 +193,7 @@ def test_the_budget_is_the_requests_and_the_exceptions_are_the_drafts():
     [
         {"logit_bias": {1: -0.05}},
         {"stop_token_ids": frozenset({1})},
+        {"stop_token_ids": frozenset({0})},  # the target ends the text
         {"banned_token_ids": frozenset({1})},
         {"presence_penalty": 0.1},
     ],
@@ -201,6 +202,12 @@ def test_the_budget_is_the_requests_and_the_exceptions_are_the_drafts():
 def test_what_a_request_rules_out_does_not_stay(altered):
     assert list(verdict_on([1, 0], WithinBudget(9.0, 9.0, 9)).rescued_at) == [0]
     assert verdict_on([1, 0], WithinBudget(9.0, 9.0, 9), **altered).accepted == 0
+
+
+def test_nothing_stays_against_a_special_token():
+    for special, accepted in ((0, 0), (2, 2)):
+        rule = WithinBudget(9.0, 9.0, 9, frozenset({special}))
+        assert verdict_on([1, 1], rule).accepted == accepted
 
 
 def test_regret_is_against_what_would_have_been_chosen():

@@ -6,13 +6,21 @@ from typing import Any
 
 import pytest
 
+from draftwell.serving.runtime.drafting.ngram import NGramIndex
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies import build_strategy
 from draftwell.serving.runtime.strategies.lossless.double import Double, agreeing, same
 from draftwell.serving.runtime.types import Draft
 from tests.support.models.counters import counters
 from tests.support.models.enumeration import law_error
-from tests.support.models.resources import decode, table_pair, table_resources
+from tests.support.models.resources import (
+    counting_pair,
+    decode,
+    table_pair,
+    table_resources,
+)
 from tests.support.published.pairs import llamas
 
 SHORT = {"passes": 2, "max_matching_ngram_size": 1, "guess_tokens": 3}
@@ -103,6 +111,53 @@ def test_looking_up_saves_passes_of_both_models():
     )
     assert both.target_calls < 0.6 * bare.target_calls
     assert both.draft_calls / both.drafted < 0.5 * bare.draft_calls / bare.drafted
+
+
+def test_a_round_counts_once_also_where_the_guess_behind_a_correction_is_judged():
+    settings, sampling = {"passes": 3, "max_matching_ngram_size": 1}, {"temperature": 1.0}
+    for noise in (0.2, 1.0, 2.0, 4.0):
+        models = table_pair(4, noise=noise)
+        job = decode(
+            models, [1, 2], "double", settings, table_resources(4), max_tokens=60, **sampling
+        )
+        stats = job.session.stats
+        assert stats.verdicts == stats.target_calls
+        assert stats.rounds == stats.judged_at[0] <= stats.target_calls
+        assert list(stats.judged_at.values()) == sorted(stats.judged_at.values(), reverse=True)
+        assert stats.accepted + stats.sampled == stats.emitted == 60
+        assert sum(stats.accepted_at.values()) == stats.accepted <= stats.judged <= stats.drafted
+
+
+def test_a_place_that_draft_and_guess_agree_on_is_drafted_once():
+    models, settings = counting_pair(8), {"passes": 2, "guess_tokens": 4}
+    prompt = [*range(8), *range(8)]
+    job = decode(models, prompt, "double", settings, table_resources(8), max_tokens=60)
+    stats = job.session.stats
+    assert stats.accepted <= stats.drafted <= 60
+    assert stats.target_calls < 30, "guesses are read"
+
+
+class Limited(Double):
+    """No draft after the first rounds, while tokens are unverified."""
+
+    held = 0
+
+    def drafted(self, index: NGramIndex, session: Session, pending: Draft, *rest: Any) -> Any:
+        if session.stats.verdicts >= 2 and len(pending):
+            self.held, session.draft_limit = max(self.held, len(pending)), 0
+        return (yield from super().drafted(index, session, pending, *rest))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_limit_that_falls_to_nothing_verifies_what_is_pending(temperature):
+    models, asked = table_pair(8), {"max_tokens": 40, "temperature": temperature, "seed": 3}
+    limited = Limited(Double.Config(passes=4), table_resources(8))
+    sampling = Sampling(**asked, repeatable=True)
+    job = Engine(models).generate([1, 2], sampling, limited)
+    plain = Engine(models).generate([1, 2], sampling, build_strategy("autoregressive"))
+    assert limited.held > 1
+    assert job.output == plain.output
+    assert job.session.stats.target_calls > 20, "and decodes plainly from there"
 
 
 @pytest.mark.parametrize(

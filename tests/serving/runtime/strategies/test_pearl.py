@@ -114,5 +114,6 @@ def test_gamma_is_the_speed_ratio_unless_set(ratio, gamma):
 def test_a_measured_gamma_is_no_longer_than_a_pass_verifies_at_once(t_verify, gamma):
     profile = HardwareProfile(1.0, t_verify, 0.1, ORIGIN)
     resources = table_resources(hardware_profile=profile)
-    assert build_strategy("pearl", {}, resources).gamma() == gamma
-    assert build_strategy("pearl", {"num_speculative_tokens": 30}, resources).gamma() == 30
+    for name, field in (("pearl", "num_speculative_tokens"), ("double", "passes")):
+        assert build_strategy(name, {}, resources).gamma() == gamma
+        assert build_strategy(name, {field: 30}, resources).gamma() == 30

@@ -283,10 +283,13 @@ def test_every_strategy_that_drafts_says_how_long_drafts_are() -> None:
     assert [name for name, field in fields.items() if field not in configs[name]] == []
 
 
-@pytest.mark.parametrize("name", ["pearl", "duo_decoding"])
-def test_strategies_that_measure_their_length_say_how_long_it_is(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [(n, "num_speculative_tokens") for n in ("pearl", "duo_decoding")] + [("double", "passes")],
+)
+def test_strategies_that_measure_their_length_say_how_long_it_is(name: str, field: str) -> None:
     assert build_strategy(name, {}, table_resources(8)).longest_draft
-    assert build_strategy(name, {"num_speculative_tokens": 4}).longest_draft == 4
+    assert build_strategy(name, {field: 4}).longest_draft == 4
     assert build_strategy(name, {}).longest_draft is None
 
 
