@@ -4,6 +4,7 @@ of an engine as it runs."""
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -227,7 +228,9 @@ def test_llama_cpp_is_told_by_its_own_options_and_has_releases_of_its_own(
     assert done.exit_code == 0, (done.output, done.exception)
     assert "left out: draft_model, the pair has no draft" in done.stderr
     assert "options for llama.cpp: --spec-type ngram-simple" in done.stdout
-    assert "--spec-ngram-simple-size-m 3" in done.stdout
+    assert re.search("--spec-ngram-simple-size-m [1-9]", done.stdout), (
+        "its best is a matter of time"
+    )
     judged = at(f"gate --prompts {more}", "--set", f"launcher={COMMAND} --llama")
     assert judged.exit_code == 0, (judged.output, judged.exception)
     assert Store().get_aliases("release", "tiny.cpu-llamacpp") == {"candidate": 1, "challenger": 1}
