@@ -15,7 +15,7 @@ from draftwell.components.collect.decoding import read_text
 from draftwell.components.collect.settings import CollectionSettings
 from draftwell.components.collect.work import work_of
 from draftwell.components.papers.cells import CONFIDENCE, MEMORY, Cell
-from draftwell.components.papers.trained import SETTINGS, TRAINING_KINDS
+from draftwell.components.papers.trained import SETTINGS, training_settings
 from draftwell.components.prompts.overlap import hash_of
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.components.report.provenance import provenance
@@ -129,13 +129,7 @@ def _add_verifier(
     folder: Path,
 ) -> None:
     """Train a verifier on three quarters of its prompts, and choose thresholds on the others."""
-    settings = CollectionSettings(
-        max_tokens=cell.training_tokens,
-        temperature=cell.temperature,
-        seed=cell.seed,
-        rollout=1,
-        prefix_kinds=TRAINING_KINDS,
-    )
+    settings = training_settings(cell)
     cut = len(prompts) * 3 // 4
     trace = traced(pair, prompts[:cut], folder, settings)
     verifier, _ = train_verifier(trace, provenance(pair), SETTINGS)

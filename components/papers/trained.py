@@ -46,6 +46,17 @@ class Trained(NamedTuple):
     aucs: Aucs
 
 
+def training_settings(cell: Cell) -> CollectionSettings:
+    """How the traces that a cell's verifiers are trained on are collected."""
+    return CollectionSettings(
+        max_tokens=cell.training_tokens,
+        temperature=cell.temperature,
+        seed=cell.seed,
+        rollout=1,
+        prefix_kinds=TRAINING_KINDS,
+    )
+
+
 def trained_verifiers(
     cell: Cell,
     pair: LoadedPair,
@@ -64,13 +75,7 @@ def trained_verifiers(
     """
     if not training:
         return {}
-    settings = CollectionSettings(
-        max_tokens=cell.training_tokens,
-        temperature=cell.temperature,
-        seed=cell.seed,
-        rollout=1,
-        prefix_kinds=TRAINING_KINDS,
-    )
+    settings = training_settings(cell)
     of_test = settings.model_copy(update={"max_tokens": TOKENS, "prefix_kinds": ("target",)})
     with TemporaryDirectory() as place:
         tested = collect_traces(pair, prompts, Path(place) / "trace", of_test)
