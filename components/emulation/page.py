@@ -3,6 +3,7 @@ summary takes from them."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,9 +11,9 @@ from typing import NamedTuple
 from draftwell.components.emulation.cells import emulated_cells
 from draftwell.components.emulation.prediction import predicted_speeds
 from draftwell.components.emulation.result import EmulatedRun
-from draftwell.components.papers.emulated import EmulatedGain
 from draftwell.components.papers.estimates import Estimate
-from draftwell.components.report.tables import markdown
+from draftwell.components.papers.verdicts import trust
+from draftwell.components.report.tables import markdown, span
 
 TEMPLATE = Path(__file__).with_name("page.md")
 GAINS = ("cell", "c", "devices", "α", "prompts", "tokens", "late", "comparison", "emulated")
@@ -157,22 +158,33 @@ def verdict_on(one: Compared) -> str:
     return f"{shown}; {close} ({round(100 * (one.share - 1)):+d} %)"
 
 
-def gains(runs: Sequence[EmulatedRun]) -> list[EmulatedGain]:
-    """What the papers' summary shows: comparisons on devices of their own, with a curve of the
-    draft, of runs that count."""
+def summary_cells(runs: Sequence[EmulatedRun]) -> dict[tuple[str, ...], list[str]]:
+    """What the papers' summary shows: a strategy and the one that it is compared with → cells of a
+    row, of the runs that count on devices of their own with a curve of the draft."""
+    found = defaultdict[tuple[str, ...], list[tuple[EmulatedRun, Compared]]](list)
+    for run in runs:
+        for one in beside_prediction(run):
+            if one.over and run.placement == "own" and run.curve.cost is not None:
+                pair = run.rows[one.label].strategy, run.rows[one.over].strategy
+                found[pair].append((run, one))
+    return {pair: gain_cells(some) for pair, some in found.items()}
+
+
+def gain_cells(some: Sequence[tuple[EmulatedRun, Compared]]) -> list[str]:
+    """Gains of one strategy over another, the cheapest draft first."""
+    some = sorted(some, key=lambda one: one[0].curve.cost or 0.0)
+    runs, compared = [run for run, _ in some], [one for _, one in some]
+    values = [Estimate(one.emulated, one.low or 0.0, one.high or 0.0) for one in compared]
+    costs, prompts = [run.curve.cost or 0.0 for run in runs], [len(run.prompt_ids) for run in runs]
+    each = (f"{value} at c {cost:.3g}" for value, cost in zip(values, costs, strict=True))
     return [
-        EmulatedGain(
-            strategy=run.rows[one.label].strategy,
-            over=run.rows[one.over].strategy,
-            cost=run.curve.cost,
-            acceptance=acceptance_of(run),
-            ours=Estimate(one.emulated, one.low or 0.0, one.high or 0.0),
-            predicted=one.predicted,
-            prompts=len(run.prompt_ids),
-            max_tokens=run.max_tokens,
-        )
-        for run in runs
-        if run.placement == "own" and run.curve.cost is not None
-        for one in beside_prediction(run)
-        if one.over
+        f"emulated: {', '.join(each)}",
+        span(prompts, "g"),
+        f"α {span([acceptance_of(run) for run in runs])}, c {span(costs, '.3g')}, "
+        f"devices of their own, at most {span([run.max_tokens for run in runs], 'g')} tokens; "
+        f"formulas say {span([one.predicted for one in compared])}",
+        "no paper's pair beside it; the whole interval is above 1 in "
+        f"{sum(value.low > 1 for value in values)}, "
+        f"below 1 in {sum(value.high < 1 for value in values)} of {len(values)}",
+        trust(min(prompts)),
     ]

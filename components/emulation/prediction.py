@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from draftwell.components import formulas
 from draftwell.components.emulation.curve import Curve
 from draftwell.components.emulation.result import EmulatedRun
-from draftwell.components.papers import formulas
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.runtime.strategies import StrategyResources, build_strategy

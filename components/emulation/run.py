@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from draftwell.components import formulas
 from draftwell.components.bench.interleaved import Progress
 from draftwell.components.bench.runner import (
     Config,
@@ -30,7 +31,6 @@ from draftwell.components.emulation.result import (
     EmulatedRun,
     Placement,
 )
-from draftwell.components.papers import formulas
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.components.report.intervals import ratio_of
 from draftwell.components.report.machine import describe_machine, using_threads

@@ -3,19 +3,17 @@ thresholds at which it and the draft's confidence have runs of one length."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from draftwell.components.bench.interleaved import Progress
-from draftwell.components.collect.collect import collect_traces
+from draftwell.components.bench.interleaved import REFERENCE, Progress
 from draftwell.components.collect.decoding import read_text
-from draftwell.components.collect.settings import CollectionSettings
-from draftwell.components.collect.work import work_of
 from draftwell.components.papers.cells import CONFIDENCE, MEMORY, Cell
-from draftwell.components.papers.trained import SETTINGS, training_settings
+from draftwell.components.papers.plan import Planned
+from draftwell.components.papers.verifiers import SETTINGS, traced
 from draftwell.components.prompts.overlap import hash_of
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.components.report.provenance import provenance
@@ -27,9 +25,10 @@ from draftwell.components.train.operating_points import (
     scored_tokens,
 )
 from draftwell.components.train.verifier import train_verifier
+from draftwell.serving.artifacts.base import Artifact
 from draftwell.serving.artifacts.correction_memory import CorrectionMemory
+from draftwell.serving.artifacts.verifier import Verifier
 from draftwell.serving.files import json_digest
-from draftwell.serving.recording.trace import TraceSet
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
 
@@ -50,39 +49,47 @@ class Point(NamedTuple):
     gain: tuple[float, float, float]
 
 
-@dataclass(frozen=True)
-class Calibrated:
-    """What contenders decode with.
+class Calibrated(NamedTuple):
+    """What a contender decodes with.
 
     Args:
-        digests: kind of an artifact, or label of a contender → what it was made from.
-        further: label → contenders with artifacts of their own.
+        digests: kind of an artifact, or the contender's label → what was made for the cell.
+        point: of a score.
     """
 
+    choice: StrategyChoice
     resources: StrategyResources
-    digests: dict[str, str] = field(default_factory=dict)
-    further: dict[str, tuple[StrategyChoice, StrategyResources]] = field(default_factory=dict)
-    points: dict[str, Point] = field(default_factory=dict)
+    digests: dict[str, str]
+    point: Point | None = None
 
 
 def calibrated(
     cell: Cell,
+    planned: Planned,
     pair: LoadedPair,
-    training: Mapping[str, Sequence[Prompt]],
     resources: StrategyResources,
-    folder: Path,
     progress: Progress | None = None,
-) -> Calibrated:
-    """Make what a cell asks for, from the prompts under its names in `training`."""
-    made = Calibrated(resources)
+) -> dict[str, Calibrated]:
+    """Label → contender, plain decoding first; what a cell asks for is made from the prompts under
+    its names in the plan's `training`."""
+    digests: dict[str, str] = {}
     if cell.memory:
-        memory = read_memory(pair, training[MEMORY], folder / "counts", progress)
-        made.digests[MEMORY] = json_digest([[*pair, n] for pair, n in memory.counts.items()])
-        artifacts = {**resources.artifacts, CorrectionMemory.kind: memory}
-        made = replace(made, resources=replace(resources, artifacts=artifacts))
+        learnt = planned.training[MEMORY].prompts
+        memory = read_memory(pair, learnt, planned.folder / "counts", progress)
+        digests[MEMORY] = json_digest([[*pair, n] for pair, n in memory.counts.items()])
+        resources = with_artifact(resources, MEMORY, memory)
+    choices = {REFERENCE: StrategyChoice(REFERENCE), **cell.by_label}
+    found = {label: Calibrated(one, resources, digests) for label, one in choices.items()}
     for role in cell.verifiers:
-        _add_verifier(made, role, cell, pair, training[role], folder)
-    return made
+        scores = scores_of(cell, role, planned, pair)
+        for name, (score, point) in scores.items():
+            found[name] = Calibrated(
+                StrategyChoice("sprinter", {"tau": point.threshold}),
+                with_artifact(resources, "verifier", score),
+                {**digests, name: json_digest([score.weight.tolist(), score.bias])},
+                point,
+            )
+    return found
 
 
 def read_memory(
@@ -120,46 +127,29 @@ def rejections_along(pair: LoadedPair, prompt: Prompt) -> list[Rejection]:
     ]
 
 
-def _add_verifier(
-    made: Calibrated,
-    role: str,
-    cell: Cell,
-    pair: LoadedPair,
-    prompts: Sequence[Prompt],
-    folder: Path,
-) -> None:
-    """Train a verifier on three quarters of its prompts, and choose thresholds on the others."""
-    settings = training_settings(cell)
+def scores_of(
+    cell: Cell, role: str, planned: Planned, pair: LoadedPair
+) -> dict[str, tuple[Verifier, Point]]:
+    """A verifier that is trained on three quarters of its prompts, and the draft's confidence, with
+    thresholds that are chosen on the other prompts."""
+    prompts = planned.training[role].prompts
     cut = len(prompts) * 3 // 4
-    trace = traced(pair, prompts[:cut], folder, settings)
+    trace = traced(cell, pair, prompts[:cut], planned.folder)
     verifier, _ = train_verifier(trace, provenance(pair), SETTINGS)
-    mixed = settings.model_copy(update={"prefix_kinds": ("mixed",)})
     scores = {role: verifier, CONFIDENCE: confidence_rule(provenance(pair))}
-    tokens = scored_tokens(traced(pair, prompts[cut:], folder, mixed), scores)
+    mixed = traced(cell, pair, prompts[cut:], planned.folder, ("mixed",))
+    tokens = scored_tokens(mixed, scores)
     assert cell.run_length is not None
     found = compare(tokens, run_length=cell.run_length, eta_fp=ETA_FP)
     plain = tokens[CONFIDENCE], found.at_eta_fp[CONFIDENCE]
+    points = {}
     for name, score in scores.items():
-        point = found.at_run_length[name]
-        mine = tokens[name], found.at_eta_fp[name]
-        made.points[name] = Point(
-            point.threshold,
-            point.run_length,
-            point.eta_fp,
-            mine[1].run_length,
-            difference("run_length", mine, plain),
-        )
-        artifacts = {**made.resources.artifacts, "verifier": score}
-        made.further[name] = (
-            StrategyChoice("sprinter", {"tau": point.threshold}),
-            replace(made.resources, artifacts=artifacts),
-        )
-        made.digests[name] = json_digest([score.weight.tolist(), score.bias])
+        at_length, at_eta = found.at_run_length[name], found.at_eta_fp[name]
+        gain = difference("run_length", (tokens[name], at_eta), plain)
+        points[name] = score, Point(*at_length[:3], at_eta.run_length, gain)
+    return points
 
 
-def traced(
-    pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, settings: CollectionSettings
-) -> TraceSet:
-    """A trace, in a folder of its own: a collection that was cut short resumes there."""
-    name = f"verifier-{work_of(pair, prompts, settings).plan.inputs[:12]}"
-    return collect_traces(pair, prompts, folder / "traces" / name, settings)
+def with_artifact(resources: StrategyResources, kind: str, made: Artifact) -> StrategyResources:
+    """Resources with an artifact that was made for the cell."""
+    return replace(resources, artifacts={**resources.artifacts, kind: made})

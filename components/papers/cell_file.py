@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from draftwell.components.bench.schema import BenchReport, Frozen
-from draftwell.components.papers.aucs import Aucs
+from draftwell.components.bench.schema import BenchEntry, BenchReport, Frozen
+from draftwell.components.formulas import Passes
 from draftwell.components.papers.calibrated import Point
-from draftwell.components.papers.cells import FORMAT, Cell
-from draftwell.components.papers.estimates import Measured
-from draftwell.components.papers.formulas import Passes
-from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.components.papers.cells import FORMAT, PLAIN, Cell
+from draftwell.components.papers.estimates import pace, settings_of
+from draftwell.components.papers.verifiers import Aucs
+from draftwell.serving.errors import DraftwellError
 
 UNEVEN = 0.05
 """Share by which a pass over more tokens may be faster than one over fewer: beyond that its profile
@@ -31,23 +30,14 @@ class Costs(Frozen):
     t_verify: dict[int, float]
     busy: Passes | None = None
 
-    @classmethod
-    def of(cls, profile: HardwareProfile) -> Costs:
-        """Those of a profile."""
-        return cls(
-            t_draft=profile.draft_seconds,
-            t_verify=profile.t_verify,
-            busy=profile.split,
-        )
-
 
 class CellFile(Frozen):
     """A cell that was measured."""
 
     model_config = ConfigDict(extra="ignore")  # what older files have besides
 
-    version: int = Field(FORMAT, ge=FORMAT, le=FORMAT)
-    cell: dict[str, Any]
+    version: int = Field(ge=FORMAT, le=FORMAT)
+    cell: Cell
     source: str = Field(description="of the prompts, in words")
     made_of: dict[str, str] = Field(
         description="`pair`: its fingerprint; kind → digest of the artifacts that were read"
@@ -67,14 +57,44 @@ class CellFile(Frozen):
     )
     report: BenchReport
 
-    def measured(self) -> Measured:
-        """Its entries by role."""
-        return Measured(cell_of(self.cell), self.report.strategies)
+    def label(self, role: str) -> str:
+        """The contender that plays a role, the one that decodes fastest; a role may be one
+        contender's spec."""
+        labels = self.cell.labels().get(role) or [self.cell.label_of(role)]
+        return min(labels, key=lambda label: pace(self.report.strategies[label].per_prompt))
+
+    def entry(self, role: str) -> BenchEntry:
+        """Its entry."""
+        return self.report.strategies[self.label(role)]
+
+    def has(self, role: str) -> bool:
+        """Whether a role, or a contender's spec, was measured: a quick run has fewer."""
+        try:
+            return bool(self.label(role))
+        except KeyError:
+            return False
 
     @property
-    def kind(self) -> str:
-        """How its values came about: measured or replayed."""
-        return cell_of(self.cell).kind
+    def prompts(self) -> int:
+        """How many different ones."""
+        return len(set(self.report.prompt_ids))
+
+    @property
+    def base(self) -> str:
+        """The role of vanilla SD; plain decoding's where a cell has none."""
+        return next((role for role in ("SD", "SpS") if role in self.cell.contenders), PLAIN)
+
+    def settings(self, role: str, over: str) -> str:
+        """Draft lengths and thresholds of the contenders that a row compares, such as `τ 0.5; SD: γ
+        5`."""
+        mine = settings_of(self.entry(role))
+        other = settings_of(self.entry(over)) if over and ":" not in over else ""
+        return "; ".join(filter(None, (mine, f"{over}: {other}" if other else "")))
+
+    @property
+    def acceptance(self) -> float | None:
+        """How many of the tokens that the target judged it kept, with vanilla SD."""
+        return self.entry(self.base).acceptance_rate
 
     @property
     def cost(self) -> float | None:
@@ -93,16 +113,10 @@ class CellFile(Frozen):
         return ""
 
 
-def cell_of(settings: dict[str, Any]) -> Cell:
-    """A cell from its JSON, which has lists for tuples."""
-    contenders = {role: tuple(specs) for role, specs in settings["contenders"].items()}
-    return Cell.model_validate({**settings, "contenders": contenders})
-
-
 def read_cell(path: Path) -> CellFile | None:
     """A measured cell; None where there is no file, or one that cannot be read (it is measured
     again)."""
     try:
         return CellFile.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, DraftwellError):
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,13 +19,16 @@ from draftwell.serving.settings import Settings
 
 FORMAT = 2
 """Of the files of cells; part of every key."""
-COUNTED_FEWER = ("max_tokens", "training_prompts", "training_tokens")
-"""The same of a counted cell, whose texts are long."""
 PADDED = 1.1e9
 """Parameters that targets are padded to, so that a draft of the target's own depth is cheap next to
 it."""
-FEWER = ("prompts", "seeds")
+FEWER = ("prompts", "seeds", "max_tokens", "training_prompts", "training_tokens")
 """Settings of a paper's file that a quick run leaves out."""
+LATER = (
+    *("replay", "counted", "memory", "run_length", "seeds", "verifiers"),
+    *("training_prompts", "training_tokens"),
+)
+"""Settings that came later: where they have their default, keys are as they were without them."""
 MEMORY, CONFIDENCE = "correction_memory", "confidence"
 """Names of what a counted cell makes for itself: CSD's memory, and the draft's confidence as the
 score that a verifier is compared with."""
@@ -65,15 +68,6 @@ class Scale:
         return self.pad_target == PADDED
 
     @property
-    def padded(self) -> str:
-        """The padding in words.
-
-        >>> FULL.padded
-        '1.1 B parameters'
-        """
-        return f"{self.pad_target / 1e9:g} B parameters"
-
-    @property
     def pad_option(self) -> str:
         """What a command needs for it; empty for the usual padding.
 
@@ -94,11 +88,9 @@ QUICK = Scale(
     repeats=3,
     one_setting=True,
     remark=(
-        "This is a quick run: 2 prompts of 12 tokens a cell (SPRINTER: 20), one draft "
-        "length and one threshold. A bootstrap over 2 prompts "
-        "knows three different draws, so its intervals are too narrow, and its verdicts "
-        "decide little: it shows that everything runs, and "
-        "roughly where."
+        "This is a quick run: 2 prompts of 12 tokens a cell, one draft length and one threshold. "
+        "A bootstrap over 2 prompts knows three different draws, so its intervals are too narrow, "
+        "and its verdicts decide little: it shows that everything runs, and roughly where."
     ),
 )
 FULL = Scale(
@@ -125,7 +117,7 @@ class Cell(Settings):
     pair: str = Field(description="name of a pair in the catalogue")
     pad_target: float | None = Field(None, description="parameters that the target is padded to")
     data: str = Field(description="a name of `prompts.SETS`")
-    contenders: dict[str, tuple[str, ...]] = Field(
+    contenders: dict[str, Annotated[tuple[str, ...], Field(strict=False)]] = Field(
         min_length=1, description="role → specs, of which the fastest plays the role"
     )
     prompts: int = Field(ge=1)
@@ -140,8 +132,7 @@ class Cell(Settings):
         None,
         ge=1,
         description="the paper's s, draft passes in a target pass: contenders are replayed on "
-        "a trace, "
-        "at this ratio of costs, and none is run",
+        "a trace, at this ratio of costs, and none is run",
     )
 
     counted: dict[Literal["draft", "qualifier"], float] | None = Field(
@@ -163,11 +154,9 @@ class Cell(Settings):
     verifiers: dict[str, str] = Field(
         {},
         description="role → name of `prompts.SETS`: SPRINTER at τ .5 with a verifier that is "
-        "trained "
-        "on "
-        "these prompts before the bench; the first role's are of the kind that is measured",
+        "trained on these prompts before the bench; the first role's are of the measured kind",
     )
-    training_prompts: int = Field(FULL.training, ge=3, description="of each verifier")
+    training_prompts: int = Field(0, ge=0, description="of each verifier, or of the memory")
     training_tokens: int = Field(
         FULL.training_tokens, ge=1, description="of each text that it learns from"
     )
@@ -176,14 +165,14 @@ class Cell(Settings):
     def _possible(self) -> Cell:
         if both := sorted({*self.contenders} & {*self.verifiers}):
             raise ValueError(f"{', '.join(both)}: a role has contenders or a verifier, not both")
-        if self.counted is None and (self.memory or self.run_length):
+        counted, lengths = self.counted is not None, bool(self.run_length)
+        if (self.memory or lengths) and not counted:
             raise ValueError("memory and run_length are a counted cell's: set counted")
-        if self.counted is not None and bool(self.verifiers) != bool(self.run_length):
-            raise ValueError("a counted cell has verifiers and a run_length, or neither")
-        if self.counted is not None and (self.replay is not None or self.pad_target):
-            raise ValueError("a counted cell is not replayed, and its target is not padded")
-        if self.verifiers and self.replay is not None:
-            raise ValueError("a replay trains no verifiers: leave replay or verifiers out")
+        if counted and (self.replay or self.pad_target or bool(self.verifiers) != lengths):
+            raise ValueError(
+                "a counted cell is not replayed, its target is not padded, and it has verifiers "
+                "and a run_length, or neither"
+            )
         if self.seeds > 1 and not self.temperature:
             raise ValueError(
                 "greedy texts are the same with every seed: leave seeds out, or set a temperature"
@@ -192,19 +181,14 @@ class Cell(Settings):
 
     def choices(self) -> list[StrategyChoice]:
         """The strategies that it measures, each once."""
-        return list(
-            dict.fromkeys(choice_of(spec) for specs in self.contenders.values() for spec in specs)
-        )
+        specs = sum(self.contenders.values(), ())
+        return list(dict.fromkeys(map(choice_of, specs)))
 
     def labels(self) -> dict[str, list[str]]:
         """Role → labels of its contenders in the bench's report; plain decoding among them."""
-        known = self.known_labels
         return {
             PLAIN: ["autoregressive"],
-            **{
-                role: [known[choice_of(spec)] for spec in specs]
-                for role, specs in self.contenders.items()
-            },
+            **{role: list(map(self.label_of, specs)) for role, specs in self.contenders.items()},
             **{role: [role] for role in self.further},
         }
 
@@ -226,12 +210,7 @@ class Cell(Settings):
     def collects(self) -> bool:
         """Whether texts are collected for it, several at once: its pair has a slot for each of
         them."""
-        return self.kind in ("replayed", "counted") or bool(self.verifiers)
-
-    @property
-    def roles(self) -> list[str]:
-        """All but plain decoding."""
-        return [*self.contenders, *self.further]
+        return self.kind != "measured" or bool(self.verifiers)
 
     @property
     def further(self) -> list[str]:
@@ -245,30 +224,19 @@ class Cell(Settings):
 
     def label_of(self, spec: str) -> str:
         """The label of one contender."""
-        return self.known_labels[choice_of(spec)]
+        return {choice: label for label, choice in self.by_label.items()}[choice_of(spec)]
 
     @property
-    def known_labels(self) -> dict[StrategyChoice, str]:
-        """Choice → label in the bench's report."""
+    def by_label(self) -> dict[str, StrategyChoice]:
+        """Label in the bench's report → choice."""
         choices = self.choices()
-        return dict(zip(choices, labels_of(choices), strict=True))
+        return dict(zip(labels_of(choices), choices, strict=True))
 
     def settings(self) -> dict[str, Any]:
-        """As JSON; a setting that came later is left out where it has its default, so that older
-        files are still of this cell."""
-        later = {
-            "replay": self.replay is None,
-            "counted": self.counted is None,
-            "memory": not self.memory,
-            "run_length": self.run_length is None,
-            "seeds": self.seeds == 1,
-            "verifiers": not self.verifiers,
-            "training_prompts": not self.training,
-            "training_tokens": not self.training or self.training_tokens == FULL.training_tokens,
-        }
-        return self.model_dump(
-            mode="json", exclude={name for name, default in later.items() if default}
-        )
+        """As JSON, without the defaults of `LATER`."""
+        fields = type(self).model_fields
+        usual = {name for name in LATER if getattr(self, name) == fields[name].default}
+        return self.model_dump(mode="json", exclude=usual)
 
     def key(self, prompts_digest: str, where: str, made_of: Mapping[str, str]) -> str:
         """What its file is named by: settings, prompts, where it runs (number format and device),
@@ -322,7 +290,7 @@ def sized(scale: Scale, name: str, settings: Mapping[str, Any]) -> Cell:
     A quick run takes its own number of prompts and one seed, and of each role that is measured one
     setting.
     """
-    replayed, counted = "replay" in settings, "counted" in settings
+    replayed = "replay" in settings
     contenders = {
         role: tuple(one for spec in specs for one in specs_of(spec))
         for role, specs in settings["contenders"].items()
@@ -333,16 +301,11 @@ def sized(scale: Scale, name: str, settings: Mapping[str, Any]) -> Cell:
         "prompts": scale.replayed if replayed else scale.prompts,
         "max_tokens": scale.max_tokens,
         "repeats": scale.repeats,
-        "pad_target": None if replayed or counted else scale.pad_target,
+        "pad_target": None if replayed or "counted" in settings else scale.pad_target,
     }
-    if settings.get("verifiers") or settings.get("memory"):
-        usual |= {
-            "training_prompts": scale.training,
-            "training_tokens": scale.training_tokens,
-        }
+    if {"verifiers", "memory"} & settings.keys():
+        usual |= {"training_prompts": scale.training, "training_tokens": scale.training_tokens}
     own = {
-        key: value
-        for key, value in settings.items()
-        if not scale.one_setting or key not in (*FEWER, *(COUNTED_FEWER if counted else ()))
+        key: value for key, value in settings.items() if not scale.one_setting or key not in FEWER
     }
     return Cell.model_validate({**usual, **own, "name": name, "contenders": contenders})

@@ -13,33 +13,21 @@ forgotten after each request: no count depends on which requests run together.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from draftwell.components.bench.answers.accuracy import checked, task_accuracy
-from draftwell.components.bench.bench import subject
 from draftwell.components.bench.interleaved import REFERENCE, Progress
 from draftwell.components.bench.metrics import overlap
-from draftwell.components.bench.schema import (
-    SCHEMA,
-    BenchEntry,
-    BenchReport,
-    Frozen,
-    Machine,
-    PromptRow,
-    ReportSettings,
-)
+from draftwell.components.bench.schema import BenchEntry, Frozen, PromptRow
 from draftwell.components.collect.decoding import Request
-from draftwell.components.papers.calibrated import Calibrated, Point, calibrated
+from draftwell.components.papers.calibrated import Calibrated, calibrated
 from draftwell.components.papers.cells import Cell
-from draftwell.components.papers.made_of import MadeOf
-from draftwell.components.papers.replays import SLOTS
+from draftwell.components.papers.plan import Planned
+from draftwell.components.papers.replays import SLOTS, entry_of, report_of
 from draftwell.components.prompts.overlap import hash_of
 from draftwell.components.prompts.prompt import Prompt, ids_of
-from draftwell.components.report.machine import describe_machine
 from draftwell.components.results import Results
 from draftwell.serving.files import json_digest
 from draftwell.serving.runtime.engine.engine import Engine, Job
@@ -49,7 +37,6 @@ from draftwell.serving.runtime.strategies import (
     StrategyChoice,
     StrategyResources,
     build_strategy,
-    find_strategy,
 )
 
 AT_ONCE = SLOTS
@@ -73,19 +60,7 @@ class Text(Frozen):
     """Nats, by the target at temperature 1."""
 
 
-class Counted(NamedTuple):
-    """What a cell counts.
-
-    Args:
-        points: contender → where its threshold was put, of a cell that compares at one run length.
-    """
-
-    report: BenchReport
-    points: dict[str, Point]
-
-
-@dataclass(frozen=True)
-class Contender:
+class Contender(NamedTuple):
     """A strategy with the texts that it has written.
 
     Args:
@@ -100,25 +75,21 @@ class Contender:
 
 def counted(
     cell: Cell,
+    planned: Planned,
     pair: LoadedPair,
-    prompts: Sequence[Prompt],
     resources: StrategyResources,
-    folder: Path,
-    *,
-    made_of: MadeOf,
-    training: Mapping[str, Sequence[Prompt]],
     progress: Progress | None = None,
-) -> Counted:
+) -> dict[str, Any]:
     """Decode with a cell's contenders, and plainly.
 
     Args:
         cell: with `counted`.
-        folder: of the run, which keeps texts and calibrations.
-        made_of: whose artifacts and target texts are kept under.
-        training: name of an artifact that is made for the cell → prompts that it is made from.
+    Returns:
+        fields of the cell's file.
     """
-    made = calibrated(cell, pair, training, resources, folder, progress)
-    contenders = contenders_of(cell, pair, made, folder / "counts", made_of)
+    prompts = planned.chosen.prompts
+    made = calibrated(cell, planned, pair, resources, progress)
+    contenders = [contender(cell, planned, pair, label, one) for label, one in made.items()]
     base = pair.sampling(max_tokens=cell.max_tokens, temperature=cell.temperature, logprobs=1)
     requests: dict[str, Request] = {
         f"{hash_of(prompt)}-{cell.seed + place}": (
@@ -128,52 +99,38 @@ def counted(
         for place, prompt in enumerate(prompts)
     }
     decode_missing(pair, contenders, requests, progress)
-    entries = {one.label: entry_of(one, cell, pair, prompts, list(requests)) for one in contenders}
-    answers = {
-        one.label: checked(prompts, [pair.decode(list(one.texts[key].tokens)) for key in requests])
-        for one in contenders
+    entries, answers = dict[str, BenchEntry](), {}
+    for one in contenders:
+        texts = [one.texts[key] for key in requests]
+        answers[one.label] = [pair.decode(list(text.tokens)) for text in texts]
+        entries[one.label] = counted_entry(cell, one.choice, prompts, texts, answers[one.label])
+    right = {label: checked(prompts, some) for label, some in answers.items()}
+    for label, entry in entries.items():
+        tasks = task_accuracy(prompts, right[label], right[REFERENCE])
+        entries[label] = entry.model_copy(update={"tasks": tasks})
+    return {
+        "report": report_of(cell, pair, prompts, entries),
+        "points": {label: one.point for label, one in made.items() if one.point},
     }
-    report = BenchReport(
-        **subject(pair, prompts),
-        schema_version=SCHEMA,
-        machine=Machine(**describe_machine(pair)),
-        strategies={
-            label: BenchEntry(
-                **entry, tasks=task_accuracy(prompts, answers[label], answers[REFERENCE])
-            )
-            for label, entry in entries.items()
-        },
-        settings=ReportSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, runs=1),
-    )
-    return Counted(report, made.points)
 
 
-def contenders_of(
-    cell: Cell, pair: LoadedPair, made: Calibrated, folder: Path, made_of: MadeOf
-) -> list[Contender]:
-    """Plain decoding, the cell's choices, and those with a verifier of the cell's own."""
-    choices = {REFERENCE: StrategyChoice(REFERENCE)}
-    choices |= {label: choice for choice, label in cell.known_labels.items()}
-    used = dict.fromkeys(choices, made.resources)
-    for label, (choice, resources) in made.further.items():
-        choices[label], used[label] = choice, resources
+def contender(
+    cell: Cell, planned: Planned, pair: LoadedPair, label: str, one: Calibrated
+) -> Contender:
+    """A contender with its texts, in a file that is named by all that they depend on."""
     asked = [cell.max_tokens, cell.temperature, pair.dtype]
-    found = []
-    for label, choice in choices.items():
-        resources = replace(used[label], deterministic=True)
-        strategy = build_strategy(choice.name, dict(choice.parameters), resources)
-        digests = {**made_of.artifacts, **made.digests}
-        kinds = {kind: digests.get(kind, "") for kind in strategy.reads()}
-        subject_of = (
-            [made_of.target, asked]
-            if label == REFERENCE
-            else [pair.fingerprint, asked, str(choice), kinds, made.digests.get(label, "")]
-        )
-        name = f"{choice.name}-{json_digest(subject_of)[:12]}.jsonl"
-        found.append(
-            Contender(label, choice, strategy, Results[Text](folder / name, subject_of, Text))
-        )
-    return found
+    resources = replace(one.resources, deterministic=True)
+    strategy = build_strategy(one.choice.name, dict(one.choice.parameters), resources)
+    digests = {**planned.made.artifacts, **one.digests}
+    kinds = {kind: digests.get(kind, "") for kind in strategy.reads()}
+    subject = (
+        [planned.made.target, asked]
+        if label == REFERENCE
+        else [pair.fingerprint, asked, str(one.choice), kinds, one.digests.get(label, "")]
+    )
+    name = f"{one.choice.name}-{json_digest(subject)[:12]}.jsonl"
+    texts = Results[Text](planned.folder / "counts" / name, subject, Text)
+    return Contender(label, one.choice, strategy, texts)
 
 
 def decode_missing(
@@ -200,13 +157,17 @@ def decode_missing(
 def finished_texts(
     engine: Engine, requests: Mapping[str, Request], strategy: Strategy
 ) -> Iterator[tuple[str, Text]]:
-    """Each request's text as soon as it is finished."""
-    waiting, running, rated = deque(requests.items()), dict[str, Job](), set[str]()
+    """Each request's text as soon as it is finished.
+
+    Args:
+        requests: at most as many as the pair has slots.
+    """
+    running = dict[str, Job]()
+    rated = set[str]()
     try:
-        while waiting or running:
-            while waiting and len(running) < AT_ONCE:
-                key, (ids, sampling) = waiting.popleft()
-                running[key] = engine.submit(ids, sampling, strategy)
+        for key, (ids, sampling) in requests.items():
+            running[key] = engine.submit(ids, sampling, strategy)
+        while running:
             engine.step()
             # the pass that rates what the target has not read is none of the strategy's
             rated |= {
@@ -242,19 +203,23 @@ def text_of(job: Job, *, rating_passes: bool) -> Text:
     )
 
 
-def entry_of(
-    one: Contender, cell: Cell, pair: LoadedPair, prompts: Sequence[Prompt], keys: Sequence[str]
-) -> dict[str, object]:
-    """A contender's counters as the fields of a bench's entry; the prompt's reading takes one
-    target pass."""
+def counted_entry(
+    cell: Cell,
+    choice: StrategyChoice,
+    prompts: Sequence[Prompt],
+    texts: Sequence[Text],
+    answers: Sequence[str],
+) -> BenchEntry:
+    """A contender's counters; its seconds are target passes, the prompt's reading one of them."""
     costs = {str(role): cost for role, cost in (cell.counted or {}).items()}
-    if (drafter := one.choice.parameters.get("drafter")) is not None:
-        costs["draft"] = costs[str(drafter)]
-    texts = [one.texts[key] for key in keys]
-    rows = tuple(
+    drafter = str(choice.parameters.get("drafter", "draft"))
+    rows = [
         PromptRow(
             prompt_id=prompt.id,
-            seconds=1 + passes(text, costs),
+            seconds=1
+            + text.target_calls
+            + text.draft_calls * costs.get(drafter, 0.0)
+            + text.qualifier_calls * costs.get("qualifier", 0.0),
             tokens=len(text.tokens),
             ttft_ms=1e3,
             target_calls=text.target_calls,
@@ -262,26 +227,8 @@ def entry_of(
             judged=text.judged,
             target_argmax=text.argmax,
             log_likelihood=text.log_likelihood,
-            **overlap(pair.decode(list(text.tokens)), prompt.reference),
+            **overlap(answer, prompt.reference),
         )
-        for prompt, text in zip(prompts, texts, strict=True)
-    )
-    drafted, judged = (sum(getattr(text, name) for text in texts) for name in ("drafted", "judged"))
-    accepted = sum(text.accepted for text in texts)
-    return {
-        "strategy": one.choice.name,
-        "parameters": {name: str(value) for name, value in one.choice.parameters.items()},
-        "lossless": find_strategy(one.choice.name).lossless,
-        "per_prompt": rows,
-        "acceptance_rate": accepted / judged if judged else None,
-        "draft_efficiency": accepted / drafted if drafted else None,
-    }
-
-
-def passes(text: Text, costs: Mapping[str, float]) -> float:
-    """What a text's passes behind the prompt's take, in target passes."""
-    return (
-        text.target_calls
-        + text.draft_calls * costs.get("draft", 0.0)
-        + text.qualifier_calls * costs.get("qualifier", 0.0)
-    )
+        for prompt, text, answer in zip(prompts, texts, answers, strict=True)
+    ]
+    return entry_of(choice, rows, sum(text.drafted for text in texts))

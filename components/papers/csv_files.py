@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from draftwell.components.papers.cells import PLAIN
+from draftwell.components.papers.committed import DIGITS
 from draftwell.components.papers.estimates import pace
 from draftwell.components.papers.page import Shown
 from draftwell.serving.files import write_atomically
 
-DIGITS = 6
-"""Behind the point."""
 Line = dict[str, Any]
 
 
@@ -48,7 +47,7 @@ def as_csv(lines: list[Line]) -> str:
 def rows(shown: Shown) -> Iterator[Line]:
     """Every row of every paper."""
     for paper in shown.papers:
-        for table, found in shown.compared(paper):
+        for table, found in shown.tables[paper.name]:
             for one in found:
                 yield {
                     "paper": paper.name,
@@ -78,19 +77,19 @@ def interval(name: str, found: Any) -> Line:
 def contenders(shown: Shown) -> Iterator[Line]:
     """Every contender of every cell that was measured."""
     for name, file in shown.files.items():
-        measured = file.measured()
-        plain = measured.entry(PLAIN)
-        base = next((measured.entry(one) for one in ("SD", "SpS") if one in measured.labels), None)
-        for role, label in ((role, one) for role, some in measured.labels.items() for one in some):
-            entry = measured.entries[label]
+        plain, base = (pace(file.entry(role).per_prompt) for role in (PLAIN, file.base))
+        for role, label in (
+            (role, one) for role, some in file.cell.labels().items() for one in some
+        ):
+            entry = file.report.strategies[label]
             yield {
                 "cell": name,
-                "kind": file.kind,
+                "kind": file.cell.kind,
                 "role": role,
                 "contender": label,
                 "decode tokens/s": entry.decode_tokens_per_second,
-                "over plain": pace(plain.per_prompt) / pace(entry.per_prompt),
-                "over SD": pace(base.per_prompt) / pace(entry.per_prompt) if base else None,
+                "over plain": plain / pace(entry.per_prompt),
+                "over SD": None if file.base == PLAIN else base / pace(entry.per_prompt),
                 "ttft ms": entry.ttft_ms,
                 "acceptance": entry.acceptance_rate,
                 "accepted / drafted": entry.draft_efficiency,

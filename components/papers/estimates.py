@@ -8,16 +8,19 @@ differ is what an interval is about.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from draftwell.components.bench.schema import BenchEntry, PromptRow
-from draftwell.components.papers.cells import PLAIN, Cell
 from draftwell.components.report.intervals import (
+    FEWEST_RESAMPLES,
     TAIL,
     bootstrap_of_sums,
     paired_bootstrap_ratio,
+    percentile_ends,
+    resample,
     resamples_for,
 )
 
@@ -41,69 +44,50 @@ Sides = tuple[float | None, ...]
 
 
 class Estimate(NamedTuple):
-    """A value and the ends of its interval."""
+    """A value and the ends of its interval.
+
+    >>> str(Estimate(1.2, 1.1, 1.345))
+    '1.20 [1.10, 1.34]'
+    """
 
     value: float
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def sequence_share(several: bool, kept: bool) -> Callable[[PromptRow, int], Sides]:
+    """A metric of `COUNTS`: rounds that drafted one or several sequences and kept or lost the first
+    one's first token, and all in which one was judged."""
+
+    def sides(row: PromptRow, _: int) -> Sides:
+        if not row.sequences:
+            return (None, None)
+        rounds = [(number > 1, *counts) for number, counts in row.sequences.items()]
+        wanted = sum(one[1 if kept else 2] for one in rounds if one[0] == several)
+        return wanted, sum(sum(one[1:]) for one in rounds)
+
+    return sides
+
 
 COUNTS: dict[str, Callable[[PromptRow, int], Sides]] = {
     "calls": lambda row, first: (row.target_calls, row.tokens),
     "mat": lambda row, first: (row.accepted, row.tokens - row.accepted - min(row.tokens, first)),
-    "acceptance": lambda row, first: (row.accepted, row.judged),
     "efficiency": lambda row, first: (row.accepted, row.target_calls),
     "argmax": lambda row, first: (row.target_argmax, row.tokens),
     "log_likelihood": lambda row, first: (row.log_likelihood, row.tokens),
     "rouge_l": lambda row, first: (row.rouge_l, 1),
     "rouge_l_ratio": lambda row, first: (row.rouge_l, 1),
+    "one_kept": sequence_share(several=False, kept=True),
+    "one_lost": sequence_share(several=False, kept=False),
+    "several_kept": sequence_share(several=True, kept=True),
+    "several_lost": sequence_share(several=True, kept=False),
 }
 """Metric → its two sums, of a text and the tokens (0 or 1) that its prompt's reading brought."""
 DIFFERENCES = ("argmax", "rouge_l", "log_likelihood")
 """Metrics whose base is subtracted; all others are divided by theirs."""
-SEQUENCES: dict[str, tuple[bool, bool]] = {
-    "one_kept": (False, True),
-    "one_lost": (False, False),
-    "several_kept": (True, True),
-    "several_lost": (True, False),
-}
-"""Metric → whether several sequences were drafted, and whether the first one's first token was
-kept."""
-
-
-class Measured:
-    """The entries of a cell's report, by role.
-
-    Args:
-        entries: label → entry, as the bench reports them.
-    """
-
-    def __init__(self, cell: Cell, entries: dict[str, BenchEntry]):
-        self.cell, self.entries, self.labels = cell, entries, cell.labels()
-
-    def label(self, role: str) -> str:
-        """The contender that plays a role, the one that decodes fastest; a role may be one
-        contender's spec."""
-        labels = self.labels.get(role) or [self.cell.label_of(role)]
-        return min(labels, key=lambda label: pace(self.entries[label].per_prompt))
-
-    def entry(self, role: str) -> BenchEntry:
-        """Its entry."""
-        return self.entries[self.label(role)]
-
-    def has(self, role: str) -> bool:
-        """Whether a role, or a contender's spec, was measured: a quick run has fewer."""
-        try:
-            return self.label(role) in self.entries
-        except KeyError:
-            return False
-
-    def settings(self, role: str, over: str) -> str:
-        """Draft lengths and thresholds of the contenders that a row compares, such as `τ 0.5; SD: γ
-        5`."""
-        mine = settings_of(self.entry(role))
-        other = settings_of(self.entry(over)) if over and ":" not in over else ""
-        return "; ".join(filter(None, (mine, f"{over}: {other}" if other else "")))
 
 
 def settings_of(entry: BenchEntry) -> str:
@@ -136,21 +120,9 @@ def settings_of(entry: BenchEntry) -> str:
 def estimate(metric: str, mine: BenchEntry, base: BenchEntry | None = None) -> Estimate | None:
     """A metric of one entry, or what it is over (or less) another's on the same prompts; None where
     it is undefined, such as words in common with a reference that no prompt has."""
-    if metric in ("speed", "request"):
-        return None if base is None else speed(mine, base, whole=metric == "request")
-    if metric == "ttft":
-        return None if base is None else ratio_of_medians(mine, base)
-    if metric in SEQUENCES:
-        return of_sums(mine, [sequence_share(row, *SEQUENCES[metric]) for row in mine.per_prompt])
-    if metric == "wins":
-        return (
-            None
-            if base is None
-            else of_sums(mine, list(map(won, mine.per_prompt, base.per_prompt)))
-        )
-    if metric == "efficiency":
-        return efficiency(mine, base)
-    return counted(metric, mine, base)
+    if metric in PAIRED:
+        return None if base is None else PAIRED[metric](mine, base)
+    return (efficiency if metric == "efficiency" else partial(counted, metric))(mine, base)
 
 
 def counted(metric: str, mine: BenchEntry, base: BenchEntry | None) -> Estimate | None:
@@ -171,12 +143,12 @@ def of_sums(entry: BenchEntry, rows: Sequence[Sides], *, less: bool = False) -> 
     Args:
         rows: of each text `(a, b)`, or `(a, b, c, d)`: Σa / Σb over, or less, Σc / Σd.
     """
-    known = [(row, one) for row, one in zip(rows, entry.per_prompt, strict=True) if None not in row]
-    if not known:
+    table = np.array(rows, float)  # None becomes NaN
+    known = ~np.isnan(table).any(axis=1)
+    ids = [row.prompt_id for row, one in zip(entry.per_prompt, known, strict=True) if one]
+    if not ids:
         return None
-    table = by_prompt(
-        np.array([row for row, _ in known], float), [one.prompt_id for _, one in known]
-    )
+    sums = by_prompt(table[known], ids)
 
     def measure(sums: np.ndarray) -> np.ndarray:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -186,26 +158,27 @@ def of_sums(entry: BenchEntry, rows: Sequence[Sides], *, less: bool = False) -> 
                 value = value - other if less else value / other
         return np.where(np.isfinite(value), value, np.nan)[..., None]
 
-    value = float(measure(table.sum(0)[None])[0, 0])
+    value = float(measure(sums.sum(0)[None])[0, 0])
     if not np.isfinite(value):
         return None
     low, high = bootstrap_of_sums(
-        table, measure, resamples=resamples_for(TAIL, len(table)), tail=TAIL
+        sums, measure, resamples=resamples_for(TAIL, len(sums)), tail=TAIL
     )
     return Estimate(value, float(low[0]), float(high[0]))
 
 
-def decoding(row: PromptRow) -> tuple[float, int]:
-    """Seconds and tokens behind the first token; the prompt's reading by the target is left out."""
-    return row.seconds - row.ttft_ms / 1e3, row.tokens - 1
+def side(row: PromptRow, *, whole: bool = False) -> tuple[float, int]:
+    """Seconds and tokens behind the first token, the prompt's reading by the target left out; or
+    the whole request's."""
+    return (row.seconds, row.tokens) if whole else (row.seconds - row.ttft_ms / 1e3, row.tokens - 1)
 
 
 def pace(rows: Sequence[PromptRow]) -> float:
     """Seconds per token of decoding alone; of whole requests where none has a second token."""
-    seconds, tokens = (sum(column) for column in zip(*map(decoding, rows), strict=True))
-    if tokens > 0:
-        return float(seconds / tokens)
-    return sum(row.seconds for row in rows) / max(1, sum(row.tokens for row in rows))
+    whole = all(row.tokens < 2 for row in rows)
+    sides = [side(row, whole=whole) for row in rows]
+    seconds, tokens = (sum(column) for column in zip(*sides, strict=True))
+    return float(seconds / max(1, tokens))
 
 
 def speed(mine: BenchEntry, base: BenchEntry, *, whole: bool = False) -> Estimate | None:
@@ -222,13 +195,9 @@ def speed(mine: BenchEntry, base: BenchEntry, *, whole: bool = False) -> Estimat
     ]
     if not known:
         return None
-
-    def side(row: PromptRow) -> tuple[float, int]:
-        return (row.seconds, row.tokens) if whole else decoding(row)
-
-    table = np.array([(*side(other), *side(one)) for one, other in known])
-    ids = [one.prompt_id for one, _ in known]
-    return Estimate(*paired_bootstrap_ratio(*by_prompt(table, ids).T, tail=TAIL))
+    table = np.array([(*side(other, whole=whole), *side(one, whole=whole)) for one, other in known])
+    sums = by_prompt(table, [one.prompt_id for one, _ in known])
+    return Estimate(*paired_bootstrap_ratio(*sums.T, tail=TAIL))
 
 
 def by_prompt(table: np.ndarray, prompt_ids: Sequence[str]) -> np.ndarray:
@@ -244,21 +213,15 @@ def by_prompt(table: np.ndarray, prompt_ids: Sequence[str]) -> np.ndarray:
     return sums
 
 
-def sequence_share(row: PromptRow, several: bool, kept: bool) -> Sides:
-    """Rounds of one kind, and all in which a sequence's first token was judged."""
-    if not row.sequences:
-        return (None, None)
-    of_kind = [counts for number, counts in row.sequences.items() if (number > 1) == several]
-    return sum(counts[0 if kept else 1] for counts in of_kind), sum(
-        map(sum, row.sequences.values())
-    )
-
-
-def won(mine: PromptRow, base: PromptRow) -> Sides:
-    """Whether a text has as many words in common with the reference as another, or more."""
-    if mine.rouge_l is None or base.rouge_l is None:
-        return (None, None)
-    return float(mine.rouge_l >= base.rouge_l), 1.0
+def wins(mine: BenchEntry, base: BenchEntry) -> Estimate | None:
+    """Share of the texts that have as many words in common with the reference as another's, or
+    more."""
+    pairs = zip(mine.per_prompt, base.per_prompt, strict=True)
+    known = [
+        (None if one.rouge_l is None or other.rouge_l is None else one.rouge_l >= other.rouge_l, 1)
+        for one, other in pairs
+    ]
+    return of_sums(mine, known)
 
 
 def efficiency(entry: BenchEntry, base: BenchEntry | None = None) -> Estimate | None:
@@ -278,35 +241,22 @@ def efficiency(entry: BenchEntry, base: BenchEntry | None = None) -> Estimate | 
 
 def drafts_first(entry: BenchEntry) -> bool:
     """Whether the target's reading of the prompt also judges a draft."""
-    return (
-        entry.strategy in DRAFT_FIRST or str(entry.parameters.get("draft_first")).lower() == "true"
-    )
+    return entry.strategy in DRAFT_FIRST or entry.parameters.get("draft_first") == "true"
 
 
-def ratio_of_medians(mine: BenchEntry, base: BenchEntry, *, resamples: int = 2000) -> Estimate:
+def ratio_of_medians(mine: BenchEntry, base: BenchEntry) -> Estimate:
     """The median time to the first token over another one's, both over the same prompts."""
     table = np.array([[row.ttft_ms for row in entry.per_prompt] for entry in (mine, base)])
-    drawn = table[
-        :, np.random.default_rng(0).integers(0, table.shape[1], size=(resamples, table.shape[1]))
-    ]
-    middle, ends = np.median(table, axis=-1), np.median(drawn, axis=-1)
-    low, high = np.quantile(ends[0] / ends[1], [TAIL, 1 - TAIL])
+    middle = np.median(table, axis=-1)
+    ends = np.median(table[:, resample(table.shape[1], FEWEST_RESAMPLES, 0)], axis=-1)
+    low, high = percentile_ends(ends[0] / ends[1], TAIL)
     return Estimate(float(middle[0] / middle[1]), float(low), float(high))
 
 
-def first_choices(measured: Measured, role: str) -> Estimate | None:
-    """The share of tokens that are the target's first choice, less plain decoding's.
-
-    At a temperature plain decoding's text is one draw of many, and so is vanilla SD's: there it is
-    less the share of all lossless strategies' texts together.
-    """
-    mine = measured.entry(role)
-    if not measured.cell.temperature:
-        return estimate("argmax", mine, measured.entry(PLAIN))
-    lossless = [one.per_prompt for one in measured.entries.values() if one.lossless]
-    rows: list[Sides] = []
-    for row, *others in zip(mine.per_prompt, *lossless, strict=True):
-        known = [one.target_argmax for one in others if one.target_argmax is not None]
-        base = sum(known) if len(known) == len(others) else None
-        rows.append((row.target_argmax, row.tokens, base, sum(one.tokens for one in others)))
-    return of_sums(mine, rows, less=True)
+PAIRED: dict[str, Callable[[BenchEntry, BenchEntry], Estimate | None]] = {
+    "speed": speed,
+    "request": partial(speed, whole=True),
+    "ttft": ratio_of_medians,
+    "wins": wins,
+}
+"""Metrics that compare one entry with another."""

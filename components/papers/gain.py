@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-from draftwell.components.papers import formulas
+from draftwell.components import formulas
 from draftwell.components.papers.tables import Paper
-from draftwell.components.report.tables import markdown
 
-WORDS = (
-    "## The paper's gain by the formulas\n\n"
-    "For the paper's pairs: every token of a text of 256 is accepted with the same probability, "
-    "a target pass takes s draft passes, and no model slows the other. c is at most 1 / s, so "
-    "the paper's SD reaches at most the share of its formula that is named. The last but one "
-    "column divides by that share: it shows where the difference lies and confirms nothing.\n\n"
-)
-HEAD = (
-    *("pair, data", "α", "s", "SD's γ", "τ", "SPIDE over SD, by the formulas"),
-    *("the paper's SD over its formula", "with such an SD", "the paper"),
-)
 LONG = 256
 """Tokens of a long text, over which beginnings and ends hardly count; the paper's have up to 256 on
 GSM8K and 1024 on HumanEval."""
 
 
-def gain_table(paper: Paper) -> str:
-    """A row for each of the paper's pairs on each of its first two data sets."""
-    rows = [
-        [
-            name,
-            *(f"{value:g}" for value in (round(alpha, 2), *settings)),
-            *map("{:.2f}".format, found),
-        ]
-        for name, ((alpha, *settings), found) in gains(paper).items()
-    ]
-    return WORDS + markdown(HEAD, rows)
-
-
 def gains(paper: Paper) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
-    """Pair and data set → its α, s, γ and τ, and the values of the last four columns."""
+    """Pair and data set → its α, s, γ and τ, SPIDE over SD by the formulas, the paper's SD
+    over its formula, the first with such an SD, and the paper's value."""
     found: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {}
     for data, title in (("code", "HumanEval"), ("maths", "GSM8K")):
         for pair in paper.published["s"].values:

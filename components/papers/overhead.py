@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median, quantiles
 from timeit import repeat
-from typing import NamedTuple
 
 import torch
 
@@ -26,14 +25,6 @@ VOCABULARY, HIDDEN = 49_152, 576
 """Of the shipped pair."""
 TIMES, REPEATS = 50, 40
 NOBODY = Provenance(pair="", fingerprint="")
-
-
-class Spent(NamedTuple):
-    """Microseconds: the median of the repeats, their lower and their upper decile."""
-
-    median: float
-    low: float
-    high: float
 
 
 def csd_rejection(vocabulary: int = VOCABULARY) -> Callable[[], object]:
@@ -54,12 +45,10 @@ def csd_rejection(vocabulary: int = VOCABULARY) -> Callable[[], object]:
     return judge
 
 
-def sprinter_score(
-    verifier: Verifier | None = None, vocabulary: int = VOCABULARY, hidden: int = HIDDEN
-) -> Callable[[], object]:
+def sprinter_score(vocabulary: int = VOCABULARY, hidden: int = HIDDEN) -> Callable[[], object]:
     """What SPRINTER does at each token of its draft: score it, by a verifier that reads the
     draft's state and its probabilities."""
-    verifier = verifier or Verifier(
+    verifier = Verifier(
         torch.randn(hidden + len(confidence_rule(NOBODY).weight)),
         0.0,
         ("before", "scalars"),
@@ -76,12 +65,13 @@ def sprinter_score(
     return score
 
 
-def spent(work: Callable[[], object], times: int = TIMES, repeats: int = REPEATS) -> Spent:
-    """How long one call takes."""
+def spent(work: Callable[[], object], times: int = TIMES) -> tuple[float, float, float]:
+    """How long one call takes, in microseconds: the median of the repeats, their lower and their
+    upper decile."""
     work()
-    found = [seconds / times * 1e6 for seconds in repeat(work, number=times, repeat=repeats)]
+    found = [seconds / times * 1e6 for seconds in repeat(work, number=times, repeat=REPEATS)]
     deciles = quantiles(found, n=10, method="inclusive")
-    return Spent(median(found), deciles[0], deciles[-1])
+    return median(found), deciles[0], deciles[-1]
 
 
 def main() -> None:
@@ -91,8 +81,8 @@ def main() -> None:
         "CSD, a rejected token": csd_rejection(),
         "SPRINTER, a drafted token": sprinter_score(),
     }.items():
-        found = spent(work)
-        print(f"{name}: {found.median:.1f} µs ({found.low:.1f} to {found.high:.1f})")
+        middle, low, high = spent(work)
+        print(f"{name}: {middle:.1f} µs ({low:.1f} to {high:.1f})")
 
 
 if __name__ == "__main__":

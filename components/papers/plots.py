@@ -23,7 +23,7 @@ def draw_rows(title: str, rows: Sequence[Result], path: Path) -> Path | None:
         return None
     with drawing(path, title, "times as fast", "") as axes:
         for i, (one, ours, paper) in enumerate(known):
-            unlike = str(one.verdict) == "not comparable"
+            unlike = one.verdict == "not comparable"
             axes.errorbar(
                 ours.value,
                 i,

@@ -114,16 +114,14 @@ def choose(
     ]
     if not short:
         raise DraftwellError(
-            f"{found or source}: there is no prompt of at most {wanted.longest} characters "
-            "that no verifier is trained on "
-            "for the cell: leave --data out to take the shipped ones",
+            f"{found or source}: there is no prompt of at most {wanted.longest} characters that no "
+            "verifier is trained on for the cell: leave --data out to take the shipped ones",
             code="no_short_prompts",
         )
     if not used.split(short)[0]:
         raise DraftwellError(
             f"all {len(short)} prompts of {wanted.title} were used to make "
-            f"{used.users_of(short)}: name a folder with the "
-            "papers' data sets with --data",
+            f"{used.users_of(short)}: name a folder with the papers' data sets with --data",
             code="no_untouched_prompts",
         )
     left, lines = used.untouched(short, count)

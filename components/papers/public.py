@@ -14,6 +14,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,9 +74,8 @@ PUBLIC = tuple(
 )
 DOWNLOADS = "\n".join(f"curl -L -o data/{one.file} {one.address}" for one in PUBLIC)
 STAND_IN = (
-    "Some tables are not of the papers' data sets: they were measured on shipped prompts "
-    "of the same kinds, because the run had no "
-    "file of the set. Each table names its prompts."
+    "Some tables are not of the papers' data sets: they were measured on shipped prompts of the "
+    "same kinds, because the run had no file of the set. Each table names its prompts."
 )
 """On pages with such tables."""
 
@@ -126,24 +126,18 @@ def taken(one: Public, source: Path) -> list[dict[str, Any]]:
     Raises:
         DraftwellError: the file is not what it was.
     """
-    try:
+    rows: list[dict[str, Any]] = []
+    with suppress(IndexError, KeyError, TypeError, AttributeError):
         if one.file.endswith(".raw"):
             rows = [*continuations(source.read_text(encoding="utf-8"), one)]
         else:
             published: list[Any] = [row for _, row in rows_of(source)]
             rows = [converted(one, number, published[number]) for number in one.rows]
-    except (IndexError, KeyError, TypeError, AttributeError) as error:
-        raise other_data(one, source) from error
     if not rows:
-        raise other_data(one, source)
+        raise DraftwellError(
+            f"{source} is not the file of {one.address}: download it again", code="other_data"
+        )
     return rows
-
-
-def other_data(one: Public, source: Path) -> DraftwellError:
-    """A file that is not the published one."""
-    return DraftwellError(
-        f"{source} is not the file of {one.address}: download it again", code="other_data"
-    )
 
 
 def make(folder: Path) -> list[Path]:

@@ -10,8 +10,8 @@ reads, and no pass slows another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from draftwell.components.bench.bench import subject
 from draftwell.components.bench.interleaved import REFERENCE, Progress
@@ -26,13 +26,15 @@ from draftwell.components.bench.schema import (
 from draftwell.components.collect.collect import collect_traces
 from draftwell.components.collect.settings import CollectionSettings
 from draftwell.components.papers.cells import Cell
+from draftwell.components.papers.plan import Planned
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.components.replay import Texts, read_texts, replay_strategy
 from draftwell.components.report.machine import describe_machine
 from draftwell.components.report.provenance import provenance
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
+from draftwell.serving.files import json_digest
 from draftwell.serving.runtime.pair import LoadedPair
-from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources, find_strategy
 
 ROLLOUT = 16
 """Draft tokens that are recorded behind every position; a longer draft continues as before the
@@ -45,19 +47,20 @@ PART = 0.25
 
 def replayed(
     cell: Cell,
+    planned: Planned,
     pair: LoadedPair,
-    prompts: Sequence[Prompt],
     resources: StrategyResources,
-    trace: Path,
     progress: Progress | None = None,
-) -> BenchReport:
+) -> dict[str, Any]:
     """Replay a cell's contenders, and plain decoding.
 
     Args:
         cell: with `replay`.
-        trace: folder of the trace; a collection that was cut short resumes there.
         progress: called with (done, total, label), a text or a replay each.
+    Returns:
+        fields of the cell's file.
     """
+    prompts = planned.chosen.prompts
     settings = CollectionSettings(
         max_tokens=cell.max_tokens,
         rollout=ROLLOUT,
@@ -65,32 +68,27 @@ def replayed(
         hidden=False,
         prefix_kinds=("target",),
     )
-    choices = [StrategyChoice(REFERENCE), *cell.choices()]
+    choices = {REFERENCE: StrategyChoice(REFERENCE), **cell.by_label}
     total = len(prompts) + len(choices)
 
     def collected(done: int, *_: object) -> None:
         if progress:
             progress(done, total, "trace")
 
+    # contenders may change, and the same texts are replayed
+    digest = json_digest([planned.made.fingerprint, planned.chosen.digest, cell.max_tokens])
+    trace = planned.folder / "traces" / f"{cell.pair}-{cell.data}-{digest[:12]}"
     texts = read_texts(collect_traces(pair, prompts, trace, settings, progress=collected))
     profile = constant_costs(cell.replay or 1, pair)
     used = StrategyResources(
         {**resources.artifacts, "hardware_profile": profile}, pair.special_tokens
     )
     entries = {}
-    for i, (choice, label) in enumerate(
-        zip(choices, [REFERENCE, *cell.known_labels.values()], strict=True), 1
-    ):
-        entries[label] = entry_of(choice, texts, used, profile)
+    for label, choice in choices.items():
+        entries[label] = replayed_entry(choice, texts, used, profile)
         if progress:
-            progress(len(prompts) + i, total, label)
-    return BenchReport(
-        **subject(pair, prompts),
-        schema_version=SCHEMA,
-        machine=Machine(**describe_machine(pair)),
-        strategies=entries,
-        settings=ReportSettings(max_tokens=cell.max_tokens, temperature=0.0, runs=1),
-    )
+            progress(len(prompts) + len(entries), total, label)
+    return {"report": report_of(cell, pair, prompts, entries)}
 
 
 def constant_costs(ratio: int, pair: LoadedPair) -> HardwareProfile:
@@ -99,16 +97,15 @@ def constant_costs(ratio: int, pair: LoadedPair) -> HardwareProfile:
     return HardwareProfile(1.0, {1: ratio + PART}, 0.0, provenance(pair))
 
 
-def entry_of(
+def replayed_entry(
     choice: StrategyChoice, texts: Texts, resources: StrategyResources, profile: HardwareProfile
 ) -> BenchEntry:
-    """One contender's counters in the form of a bench's entry; its seconds are draft passes, the
-    prompt's reading one target pass."""
+    """One contender; its seconds are draft passes, the prompt's reading one target pass."""
     result = replay_strategy(
         texts, choice.name, dict(choice.parameters), resources, profile, extend=True
     )
     first = profile.verify_seconds(1)
-    rows = tuple(
+    rows = [
         PromptRow(
             prompt_id=one.name,
             seconds=max(one.seconds, first),
@@ -119,13 +116,33 @@ def entry_of(
             judged=one.stats.judged,
         )
         for one in result.per_prompt
-    )
-    stats, seconds = result.stats, sum(row.seconds - first for row in rows)
+    ]
+    return entry_of(choice, rows, result.stats.drafted)
+
+
+def entry_of(choice: StrategyChoice, rows: Sequence[PromptRow], drafted: int) -> BenchEntry:
+    """A contender's counters in the form of a bench's entry."""
+    accepted, judged = sum(row.accepted for row in rows), sum(row.judged for row in rows)
+    seconds = sum(row.seconds - row.ttft_ms / 1e3 for row in rows)
     return BenchEntry(
         strategy=choice.name,
         parameters={name: str(value) for name, value in choice.parameters.items()},
-        per_prompt=rows,
+        lossless=find_strategy(choice.name).lossless,
+        per_prompt=tuple(rows),
         decode_tokens_per_second=sum(row.tokens - 1 for row in rows) / seconds if seconds else None,
-        acceptance_rate=stats.accepted / stats.judged if stats.judged else None,
-        draft_efficiency=stats.accepted / stats.drafted if stats.drafted else None,
+        acceptance_rate=accepted / judged if judged else None,
+        draft_efficiency=accepted / drafted if drafted else None,
+    )
+
+
+def report_of(
+    cell: Cell, pair: LoadedPair, prompts: Sequence[Prompt], entries: Mapping[str, BenchEntry]
+) -> BenchReport:
+    """Contenders' entries in the form of a bench's report."""
+    return BenchReport(
+        **subject(pair, prompts),
+        schema_version=SCHEMA,
+        machine=Machine(**describe_machine(pair)),
+        strategies=dict(entries),
+        settings=ReportSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, runs=1),
     )

@@ -3,102 +3,34 @@ complete, and never measured twice."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from draftwell.components.bench.bench import run_bench
 from draftwell.components.bench.interleaved import Progress, reason_of
-from draftwell.components.bench.runner import core_plan
+from draftwell.components.bench.runner import StrategyContender, core_plan
 from draftwell.components.bench.settings import BenchSettings
-from draftwell.components.papers.aucs import Aucs, measured_aucs
 from draftwell.components.papers.cell_file import CellFile, Costs, read_cell
-from draftwell.components.papers.cells import Cell
+from draftwell.components.papers.cells import FORMAT, Cell
 from draftwell.components.papers.counted import counted
-from draftwell.components.papers.made_of import MadeOf, MadeOfCell, nothing
-from draftwell.components.papers.prompts import Chosen, choose
+from draftwell.components.papers.plan import Planned, Run
 from draftwell.components.papers.replays import replayed
-from draftwell.components.papers.trained import HOW_TRAINED, Trained, contender, trained_verifiers
-from draftwell.components.prompts.overlap import hash_of
-from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.papers.verifiers import TAU, Aucs, measured_aucs, trained_verifiers
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.artifacts.verifier import Verifier
 from draftwell.serving.errors import DraftwellError
-from draftwell.serving.files import json_digest, write_json
+from draftwell.serving.files import write_atomically
 from draftwell.serving.runtime.pair import LoadedPair
-from draftwell.serving.runtime.strategies import StrategyResources, find_strategy
+from draftwell.serving.runtime.strategies import StrategyChoice, StrategyResources, find_strategy
 
 Opened = tuple[LoadedPair, StrategyResources]
 Open = Callable[[Sequence[Cell]], Opened]
 """Load the pair of some cells, which have one, with the artifacts of their strategies."""
 Say = Callable[[str], None]
 After = Callable[[Mapping[str, str]], object]
-
-
-@dataclass(frozen=True)
-class Run:
-    """Where the cells of a run are, and what else makes their keys.
-
-    Args:
-        folder: of the cells' files.
-        where: number format and device: what was measured elsewhere is measured again.
-        data: folder of the papers' data sets, see `prompts.choose`.
-        made_of: what a cell is measured with.
-    """
-
-    folder: Path
-    where: str = ""
-    data: Path | None = None
-    made_of: MadeOfCell = nothing
-    known: dict[str, Planned] = field(default_factory=dict, compare=False, repr=False)
-
-    def planned(self, cell: Cell) -> Planned:
-        """Where a cell's file is, and what it is measured on; found out once."""
-        settings = cell.model_dump_json()
-        if settings not in self.known:
-            self.known[settings] = self._plan(cell)
-        return self.known[settings]
-
-    def _plan(self, cell: Cell) -> Planned:
-        made = self.made_of(cell)
-        training = {
-            role: choose(name, cell.training_prompts, self.data, made.prompts)
-            for role, name in cell.training.items()
-        }
-        taken = {hash_of(prompt) for one in training.values() for prompt in one.prompts}
-        chosen = choose(cell.data, cell.prompts, self.data, made.prompts, taken)
-        digest = (
-            json_digest([HOW_TRAINED, chosen.digest, *(one.digest for one in training.values())])
-            if training
-            else chosen.digest
-        )
-        return Planned(
-            self.folder / f"{cell.name}-{cell.key(digest, self.where, made.digests)}.json",
-            chosen,
-            made,
-            training,
-        )
-
-
-class Planned(NamedTuple):
-    """A cell's file, prompts and artifacts, and role → prompts of the verifiers that it trains."""
-
-    path: Path
-    chosen: Chosen
-    made: MadeOf
-    training: Mapping[str, Chosen]
-
-    @property
-    def source(self) -> str:
-        """All prompts in words."""
-        return "; ".join(
-            [self.chosen.source, *(f"{role}: {one.source}" for role, one in self.training.items())]
-        )
 
 
 def measured_cells(cells: Sequence[Cell], run: Run) -> dict[str, CellFile]:
@@ -156,11 +88,7 @@ def run_cells(
                     open_pair([one for one in ordered if needs(one) == needs(cell)]),
                 )
             file = measure(cell, planned, *opened[1], start, Pace(name, say))
-            write_json(
-                planned.path,
-                json.loads(file.model_dump_json(exclude={"report"}))
-                | {"report": file.report.to_json()},
-            )
+            write_atomically(planned.path, file.model_dump_json(exclude_unset=True).encode())
             say(f"{name}: {file.seconds:.0f} s")
         except Exception as error:
             failed[cell.name] = reason_of(error)
@@ -190,8 +118,8 @@ class Pace:
         name: of the cell, in front of the line.
     """
 
-    def __init__(self, name: str, say: Say, every: float = 60.0):
-        self.name, self.say, self.every = name, say, every
+    def __init__(self, name: str, say: Say):
+        self.name, self.say = name, say
         self.last = time.monotonic()
         self.first: tuple[float, int] | None = None
 
@@ -199,7 +127,7 @@ class Pace:
         now = time.monotonic()
         # what a cell does before its texts says nothing of their pace
         start, before = self.first = self.first or (now, done)
-        if done > before and now - self.last >= self.every:
+        if done > before and now - self.last >= 60:
             self.last, left = now, (now - start) / (done - before) * (total - done)
             self.say(
                 f"{self.name}: {done} of {total} texts, about {max(1, round(left / 60))} min left"
@@ -229,121 +157,54 @@ def measure(
     progress: Progress | None = None,
 ) -> CellFile:
     """One cell, measured now."""
-    if cell.counted is not None:
-        return count(cell, planned, pair, resources, start, progress)
-    if cell.replay is not None:
-        return replay(cell, planned, pair, resources, start, progress)
-    trained = trained_verifiers(
-        cell,
-        pair,
-        {role: one.prompts for role, one in planned.training.items()},
-        planned.chosen.prompts,
-        # before the bench: what fails here loses no measured text
-        planned.path.parent / "traces",
+    how = {"counted": counted, "replayed": replayed, "measured": benched}[cell.kind]
+    found = how(cell, planned, pair, resources, progress)
+    return CellFile(
+        version=FORMAT,
+        cell=cell,
+        source=planned.source,
+        made_of=planned.made.digests,
+        seconds=time.monotonic() - start,
+        **found,
     )
-    aucs = aucs_beside(cell, pair, planned.chosen.prompts, resources, trained)
-    profile = resources.artifacts.get("hardware_profile")
-    known = profile if isinstance(profile, HardwareProfile) and profile.t_draft else None
+
+
+def benched(
+    cell: Cell,
+    planned: Planned,
+    pair: LoadedPair,
+    resources: StrategyResources,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Decode with a cell's contenders in turn, each text timed; fields of the cell's file."""
+    prompts, aucs = planned.chosen.prompts, Aucs()
+    further = []
+    # before the bench: what fails here loses no measured text
+    if cell.verifiers:
+        training = {role: one.prompts for role, one in planned.training.items()}
+        verifiers, aucs = trained_verifiers(cell, pair, training, prompts, planned.folder)
+        for role, one in verifiers.items():
+            used = replace(resources, artifacts={**resources.artifacts, "verifier": one})
+            choice = StrategyChoice("sprinter", {"tau": TAU})
+            further.append(StrategyContender(pair, used, choice, role))
+    elif any(choice.name == "sprinter" for choice in cell.choices()):
+        shipped = resources.artifacts.get("verifier")
+        assert isinstance(shipped, Verifier)
+        aucs = measured_aucs(cell, pair, shipped, prompts, planned.folder)
     # Each prompt in the list again has a seed of its own: the bench gives every place in it the
     # next one.
     report = run_bench(
         pair,
         cell.choices(),
-        planned.chosen.prompts * cell.seeds,
+        prompts * cell.seeds,
         resources,
         BenchSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed),
         cost_ratios=False,
         progress=progress,
-        extra=[contender(pair, resources, role, one.verifier) for role, one in trained.items()],
+        extra=further,
     )
-    return CellFile(
-        cell=cell.settings(),
-        source=planned.source,
-        made_of=planned.made.digests,
-        aucs=aucs,
-        seconds=time.monotonic() - start,
-        costs=Costs.of(known) if known else None,
-        report=report,
-    )
-
-
-def replay(
-    cell: Cell,
-    planned: Planned,
-    pair: LoadedPair,
-    resources: StrategyResources,
-    start: float,
-    progress: Progress | None,
-) -> CellFile:
-    """A cell that is counted by replay."""
-    trace = planned.path.parent / "traces" / trace_name(cell, planned)
-    report = replayed(cell, pair, planned.chosen.prompts, resources, trace, progress)
-    return CellFile(
-        cell=cell.settings(),
-        source=planned.chosen.source,
-        made_of=planned.made.digests,
-        seconds=time.monotonic() - start,
-        report=report,
-    )
-
-
-def count(
-    cell: Cell,
-    planned: Planned,
-    pair: LoadedPair,
-    resources: StrategyResources,
-    start: float,
-    progress: Progress | None,
-) -> CellFile:
-    """A cell whose passes are counted."""
-    found = counted(
-        cell,
-        pair,
-        planned.chosen.prompts,
-        resources,
-        planned.path.parent,
-        made_of=planned.made,
-        training={name: one.prompts for name, one in planned.training.items()},
-        progress=progress,
-    )
-    return CellFile(
-        cell=cell.settings(),
-        source=planned.source,
-        made_of=planned.made.digests,
-        seconds=time.monotonic() - start,
-        points=found.points,
-        report=found.report,
-    )
-
-
-def aucs_beside(
-    cell: Cell,
-    pair: LoadedPair,
-    prompts: Sequence[Prompt],
-    resources: StrategyResources,
-    trained: Mapping[str, Trained],
-) -> Aucs:
-    """How well SPRINTER's verifiers rank tokens, which no bench measures: those that were trained
-    for the cell, else the pair's."""
-    if trained:
-        return {role: aucs for one in trained.values() for role, aucs in one.aucs.items()}
-    verifier = resources.artifacts.get("verifier")
-    if not isinstance(verifier, Verifier) or not any(
-        core_plan(choice.name)[0] == "sprinter" for choice in cell.choices()
-    ):
-        return {}
-    with TemporaryDirectory() as folder:
-        return measured_aucs(
-            pair,
-            verifier,
-            prompts,
-            Path(folder) / "trace",
-            temperature=cell.temperature,
-            seed=cell.seed,
-        )
-
-
-def trace_name(cell: Cell, planned: Planned) -> str:
-    """Folder of a cell's trace: contenders may change, and the same texts are replayed."""
-    digest = json_digest([planned.made.fingerprint, planned.chosen.digest, cell.max_tokens])
-    return f"{cell.pair}-{cell.data}-{digest[:12]}"
+    profile = resources.artifacts.get("hardware_profile")
+    costs = None
+    if isinstance(profile, HardwareProfile) and profile.t_draft:
+        costs = Costs(t_draft=profile.draft_seconds, t_verify=profile.t_verify, busy=profile.split)
+    return {"report": report, "aucs": aucs, "costs": costs}

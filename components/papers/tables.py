@@ -7,43 +7,25 @@ these files were made from have no page numbers: sections stand in their place.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import yaml
 from pydantic import Field
 
+from draftwell.components.formulas import token_acceptance
 from draftwell.components.papers.cells import Cell, Scale, sized
-from draftwell.components.papers.formulas import token_acceptance
+from draftwell.components.papers.estimates import COUNTS, PAIRED
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.settings import Settings
 
 FOLDER = Path(__file__).parent / "claims"
 PAPERS = ("spide", "sprinter", "csd", "pyramidsd", "duodecoding")
 """In the order of the page."""
-Metric = Literal[
-    "speed",
-    "request",
-    "ttft",
-    "calls",
-    "mat",
-    "acceptance",
-    "efficiency",
-    "argmax",
-    "log_likelihood",
-    "rouge_l",
-    "rouge_l_ratio",
-    "wins",
-    "one_kept",
-    "one_lost",
-    "several_kept",
-    "several_lost",
-    "auc",
-]
-"""Of `estimates.Measured.estimate`."""
 
 
 class Part(Settings):
@@ -76,7 +58,7 @@ class Row(Part):
 
     what: str
     paper: str = Field("", description="path or quotient of paths; empty: the paper has no value")
-    metric: Metric
+    metric: str = Field(pattern=f"^({'|'.join([*PAIRED, *COUNTS, 'auc'])})$")
     role: str = Field(description="of the cell's contenders, or the spec of one of them")
     over: str = Field("", description="what it is divided by, or what is subtracted")
     at: str = Field("", description="λ of an AUC")
@@ -105,7 +87,7 @@ class Claim(Part):
     claim: str
     regime: str
     why: str
-    emulated: list[str] | None = None
+    emulated: list[str] = Field([])
     """Strategy and the one that it is compared with, in runs on emulated devices."""
 
 
@@ -143,14 +125,10 @@ class Paper(Part):
         """A number, a path, or products and quotients of them; None of an empty one."""
         if not expression:
             return None
-        first, *rest = expression.replace(" * ", " / * ").split(" / ")
+        first, *rest = re.split(r" ([*/]) ", expression)
         found = self._operand(first)
-        for part in rest:
-            found = (
-                found * self._operand(part[2:])
-                if part.startswith("* ")
-                else found / self._operand(part)
-            )
+        for sign, part in zip(rest[::2], rest[1::2], strict=True):
+            found *= self._operand(part) ** (1 if sign == "*" else -1)
         return found
 
     def _operand(self, text: str) -> float:

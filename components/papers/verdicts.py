@@ -45,7 +45,7 @@ class Verdict(StrEnum):
 
 def verdict(
     paper: float | None,
-    ours: Estimate | None,
+    ours: Estimate,
     neutral: float | None = 1.0,
     *,
     comparable: bool = True,
@@ -55,7 +55,6 @@ def verdict(
 
     Args:
         paper: its value; None where it has none.
-        ours: None where it was not measured.
         neutral: as in `tables.Row`.
         comparable, flattered: as in `tables.Row`.
 
@@ -67,8 +66,6 @@ def verdict(
     >>> [str(verdict(1.12, Estimate(*ours))) for ours in ((1.02, 0.99, 1.05), (1.05, 0.95, 1.15))]
     ['not reproduced', 'undecided']
     """
-    if ours is None:
-        return Verdict.OPEN
     if paper is None:
         return Verdict.NO_VALUE
     if not comparable:
@@ -92,12 +89,15 @@ def quality(lost: Estimate, margin: float = PARITY) -> Verdict:
     return Verdict.LOST if lost.high < 0 else Verdict.UNKNOWN
 
 
+def trust(prompts: int) -> str:
+    """How much of it a value of so many prompts deserves."""
+    return "low" if prompts < FEW else "medium" if prompts < ENOUGH else "high"
+
+
 def compared(paper: float, ours: Estimate, neutral: float | None) -> Verdict:
     """The verdict on a value that is measured as the paper's is; arguments as in `verdict`."""
-    holds, open_side = (
-        (ours.low <= paper <= ours.high),
-        (neutral is not None and ours.low <= neutral <= ours.high),
-    )
+    holds = ours.low <= paper <= ours.high
+    open_side = neutral is not None and ours.low <= neutral <= ours.high
     if ours.high - ours.low > WIDEST * unit(ours.value, neutral) and (holds or open_side):
         return Verdict.TOO_FEW
     close = near(ours.value, paper, CLOSE * unit(paper, neutral))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from draftwell.components.papers.formulas import token_acceptance
+from draftwell.components.formulas import token_acceptance
 from draftwell.components.regimes.speedups import LOSSLESS, METHODS, Pair, Placement, fastest
 from draftwell.components.tune.evidence import OwnDevice, Trial
 from draftwell.serving.artifacts.forward_costs import ascending

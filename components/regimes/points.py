@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from draftwell.components.papers.formulas import token_acceptance
+from draftwell.components.formulas import token_acceptance
 from draftwell.components.regimes.speedups import FLAT, Pair, Placement
 
 Entry = Mapping[str, Any]

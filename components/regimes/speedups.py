@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftwell.components.papers.formulas import (
+from draftwell.components.formulas import (
     best_gamma,
     expected_tokens,
     sd_speedup,

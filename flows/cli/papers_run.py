@@ -12,8 +12,9 @@ import typer
 
 from draftwell.components.emulation.cells import EmulatedCell, emulated_cells, read_runs
 from draftwell.components.papers.cells import FULL, QUICK, padding_name
-from draftwell.components.papers.committed import with_committed
-from draftwell.components.papers.runner import Run, measured_cells, run_cells
+from draftwell.components.papers.committed import committed_cells
+from draftwell.components.papers.plan import Run
+from draftwell.components.papers.runner import measured_cells, run_cells
 from draftwell.components.papers.tables import papers_named
 from draftwell.components.report.drawing import check_drawing
 from draftwell.flows.cli.options import check_folder, check_output, say
@@ -144,7 +145,7 @@ class PageWriter:
         """Those of this run, and all that the page shows."""
 
         own = {} if self.kept else measured_cells(self.page.cells, self.run)
-        return own, with_committed(own, self.page.cells)
+        return own, committed_cells(self.page.cells) | own
 
     def write(self, failures: Mapping[str, str]) -> list[Path]:
         """Write it; its files."""

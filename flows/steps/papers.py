@@ -12,13 +12,13 @@ from typing import Any
 from draftwell.components.bench.runner import core_plan
 from draftwell.components.calibrate.hardware_profile import SIZES, measure_profile
 from draftwell.components.emulation.cells import EmulatedCell, read_runs
-from draftwell.components.emulation.page import emulated_page, gains
+from draftwell.components.emulation.page import emulated_page, summary_cells
 from draftwell.components.emulation.result import EmulatedRun, read_run
 from draftwell.components.papers.cell_file import CellFile
 from draftwell.components.papers.cells import FULL, Cell, Scale
 from draftwell.components.papers.csv_files import write_csv
-from draftwell.components.papers.made_of import MadeOf
 from draftwell.components.papers.page import LOSSES, Shown, padded_page, paper_page, summary_page
+from draftwell.components.papers.plan import MadeOf
 from draftwell.components.papers.plots import draw_losses, draw_rows
 from draftwell.components.papers.replays import SLOTS
 from draftwell.components.papers.runner import Opened, Pace
@@ -203,7 +203,7 @@ class Page:
         """
         runs = read_runs() if emulated is None else emulated
         shown = Shown(
-            self.papers, self.scale, cells, failed, self.path.stem, gains([*runs.values()])
+            self.papers, self.scale, cells, failed, self.path.stem, summary_cells([*runs.values()])
         )
         if not self.scale.usual:
             write_atomically(self.path, padded_page(shown).encode())
@@ -223,7 +223,7 @@ class Page:
 
     def draw(self, shown: Shown, paper: Paper) -> list[tuple[str, Path]]:
         """(title, picture) of the tables that have one, and of what lossy methods lose."""
-        compared = shown.compared(paper)
+        compared = shown.tables[paper.name]
         wanted = [
             (draw_rows, table.title, rows, f"{paper.name}-{i}")
             for i, (table, rows) in enumerate(compared, 1)

@@ -11,6 +11,7 @@ from typing import Any
 from draftwell.components.papers import runner
 from draftwell.components.papers.cell_file import CellFile
 from draftwell.components.papers.cells import Cell, Scale, sized
+from draftwell.components.papers.plan import Run
 from draftwell.components.papers.results import Result, results
 from draftwell.components.papers.tables import Paper, Published
 
@@ -33,7 +34,7 @@ def changed(cell: Cell, **changes: Any) -> Cell:
     return Cell.model_validate({**cell.model_dump(), **changes})
 
 
-def measured_cell(cell: Cell, run: runner.Run, opened: Callable[[Sequence[Cell]], Any]) -> CellFile:
+def measured_cell(cell: Cell, run: Run, opened: Callable[[Sequence[Cell]], Any]) -> CellFile:
     """What a run finds in a cell."""
     assert runner.run_cells([cell], run, opened) == {}
     return runner.measured_cells([cell], run)[cell.name]
@@ -60,7 +61,7 @@ def paper_of(rows: Sequence[dict[str, Any]], cell: str = "tiny-code", **more: An
 
 def compared(paper: Paper, file: CellFile) -> list[Result]:
     """The rows of its first table."""
-    return results(paper, {file.cell["name"]: file})[0][1]
+    return results(paper, {file.cell.name: file})[0][1]
 
 
 def with_entry(file: CellFile, label: str, **changes: Any) -> CellFile:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from draftwell.components import formulas
 from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.emulation import run as emulation
 from draftwell.components.emulation.curve import Curve, curve_of
@@ -20,7 +21,6 @@ from draftwell.components.emulation.page import beside_prediction, gains_table
 from draftwell.components.emulation.prediction import predicted_speeds, predicted_time, profile_of
 from draftwell.components.emulation.result import EmulatedRun, read_run
 from draftwell.components.emulation.run import run_emulated
-from draftwell.components.papers import formulas
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.errors import DraftwellError

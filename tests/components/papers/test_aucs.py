@@ -7,16 +7,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftwell.components.papers.aucs import Aucs, measured_aucs
+from draftwell.components.papers.cells import Scale
+from draftwell.components.papers.verifiers import Aucs, measured_aucs
 from draftwell.components.prompts.prompt import Prompt
 from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.verifier import Verifier
 from tests.support.models.tiny import llama_pair
+from tests.support.papers import tiny_cell
 
 PROMPTS = [
     Prompt(name, "writing", [text])
     for name, text in (("a", "the man in the inn"), ("b", "ten men"), ("c", "an onion"))
 ]
+
+CELL = tiny_cell(
+    Scale("tiny", prompts=3, max_tokens=8, repeats=1),
+    "tiny",
+    pair="tiny",
+    data="code",
+    temperature=1.0,
+    contenders={"SPRINTER": ("sprinter",)},
+)
 
 
 def scalar_verifier(q: float = 0.0, confidence: float = 0.0) -> Verifier:
@@ -34,11 +45,11 @@ def scalar_verifier(q: float = 0.0, confidence: float = 0.0) -> Verifier:
 @pytest.fixture(scope="module")
 def by_confidence(tmp_path_factory: pytest.TempPathFactory) -> Aucs:
     return measured_aucs(
+        CELL,
         llama_pair(),
         scalar_verifier(confidence=2.0),
         PROMPTS,
-        tmp_path_factory.mktemp("trace"),
-        temperature=1.0,
+        tmp_path_factory.mktemp("run"),
     )
 
 
@@ -51,9 +62,7 @@ def test_a_verifier_that_reads_the_confidence_alone_ranks_as_it_does(by_confiden
 
 def test_its_scores_are_the_verifiers(by_confidence: Aucs, tmp_path: Path) -> None:
     """Turned round, the verifier ranks the other way round; the confidence as before."""
-    turned = measured_aucs(
-        llama_pair(), scalar_verifier(confidence=-2.0), PROMPTS, tmp_path / "trace", temperature=1.0
-    )
+    turned = measured_aucs(CELL, llama_pair(), scalar_verifier(confidence=-2.0), PROMPTS, tmp_path)
     for ratio, auc in turned["verifier"].items():
         assert auc[0] == pytest.approx(1 - by_confidence["verifier"][ratio][0])
     assert turned["confidence"] == by_confidence["confidence"]

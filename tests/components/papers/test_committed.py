@@ -66,7 +66,7 @@ def test_measured_rows_have_values() -> None:
 
 def test_pages_of_shipped_prompts_say_so(spide: CellFile) -> None:
     """By what the page shows, not by the options of the run that wrote it."""
-    name = spide.cell["name"]
+    name = spide.cell.name
     other = spide.model_copy(update={"source": choose("code", 2, None).source})
     assert remarks_on(Shown(PAPERS, FULL, {name: spide})) == []
     assert remarks_on(Shown(PAPERS, FULL, {name: other})) == [STAND_IN]
@@ -78,13 +78,10 @@ def test_a_profile_that_is_not_monotone_is_named() -> None:
     assert KEPT["spide-code-smollm2-135m-near-copy-29"].uneven == ""
 
 
-def test_a_runs_own_cell_takes_the_place_of_the_kept_one(spide: CellFile) -> None:
-    cell = CELLS[spide.cell["name"]]
-    longer = spide.model_copy(update={"seconds": spide.seconds + 1, "remarks": ()})
-    assert committed.with_committed({cell.name: longer}, [cell])[cell.name] == longer
-    assert committed.with_committed({}, [cell])[cell.name] == spide
-    other = changed(cell, max_tokens=65)
-    assert committed.with_committed({}, [other]) == {}, "another cell of that name"
+def test_another_cell_of_that_name_is_not_the_kept_one(spide: CellFile) -> None:
+    cell = CELLS[spide.cell.name]
+    assert committed.committed_cells([cell]) == {cell.name: spide}
+    assert committed.committed_cells([changed(cell, max_tokens=65)]) == {}
 
 
 def test_what_is_kept_of_a_cell_is_all_that_the_page_needs(spide: CellFile, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from draftwell.components.papers.cell_file import CellFile
 from draftwell.components.papers.cells import QUICK, Cell, Scale
 from draftwell.components.papers.committed import compact
 from draftwell.components.papers.page import regime_words, values_words, verdict_words
+from draftwell.components.papers.plan import Run
 from draftwell.components.papers.prompts import choose
 from draftwell.components.papers.verdicts import Verdict
 from draftwell.components.prompts.prompt import Prompt, ids_of
@@ -63,7 +63,7 @@ def open_pair(cells: Sequence[Cell]) -> Any:
 
 @pytest.fixture(scope="module")
 def counts(tmp_path_factory: pytest.TempPathFactory, sets: Path) -> CellFile:
-    return measured_cell(CELL, runner.Run(tmp_path_factory.mktemp("cells"), data=sets), open_pair)
+    return measured_cell(CELL, Run(tmp_path_factory.mktemp("cells"), data=sets), open_pair)
 
 
 def test_counts_are_those_of_a_bench_of_one_request_at_a_time(counts: CellFile, sets: Path) -> None:
@@ -88,7 +88,7 @@ def test_counts_are_those_of_a_bench_of_one_request_at_a_time(counts: CellFile, 
             ), (label, one.prompt_id)
             if other.target_argmax is not None:
                 assert one.target_argmax == other.target_argmax
-    assert counts.kind == "counted"
+    assert counts.cell.kind == "counted"
 
 
 def test_seconds_are_passes_at_the_papers_costs(counts: CellFile) -> None:
@@ -105,11 +105,11 @@ def test_a_drafted_pass_costs_what_its_drafter_does(
     parameters: dict[str, Any], cost: float
 ) -> None:
     text = counted.Text(tokens=(1, 2), target_calls=2, draft_calls=4, argmax=2, log_likelihood=-1.0)
-    one: Any = SimpleNamespace(choice=StrategyChoice(SD, parameters), texts={"a": text})
     cell = changed(CELL, counted={"draft": 0.125, "qualifier": 0.375})
     prompts = [Prompt("a", "code", ["the man"], reference="one")]
-    entry: Any = counted.entry_of(one, cell, llama_pair(), prompts, ["a"])
-    assert entry["per_prompt"][0].seconds == 1 + 2 + 4 * cost
+    choice = StrategyChoice(SD, parameters)
+    entry = counted.counted_entry(cell, choice, prompts, [text], ["one man"])
+    assert entry.per_prompt[0].seconds == 1 + 2 + 4 * cost
 
 
 def test_the_likelihood_is_what_one_pass_over_the_text_says(sets: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_run_that_was_cut_short_decodes_only_what_is_missing(
         return real(job, **options)
 
     monkeypatch.setattr(counted, "text_of", noted)
-    run = runner.Run(tmp_path, data=sets)
+    run = Run(tmp_path, data=sets)
     assert runner.run_cells([CELL], run, open_pair) == {"tiny-counted": "RuntimeError: cut"}
     file = measured_cell(CELL, run, open_pair)
     assert len(decoded) == 5 + 3 * 3 - 4
@@ -172,7 +172,7 @@ def test_a_run_that_was_cut_short_decodes_only_what_is_missing(
 
 
 def test_plain_texts_are_shared_by_cells_of_one_target(sets: Path, tmp_path: Path) -> None:
-    run = runner.Run(tmp_path, data=sets)
+    run = Run(tmp_path, data=sets)
     measured_cell(CELL, run, open_pair)
     other = changed(CELL, name="other", contenders={"SD": ("vanilla_sd:num_speculative_tokens=2",)})
     measured_cell(other, run, open_pair)
@@ -199,7 +199,7 @@ def test_a_memory_is_counted_on_the_cells_own_set(sets: Path, tmp_path: Path) ->
     assert sum(memory.counts.values()) == 2 * len(differ)
     assert all(memory.count(*one) == 2 * differ.count(one) for one in differ)
     cell = changed(CELL, memory="code-train", contenders={"CSD": ("csd:min_count=1:tau=0.0001",)})
-    file = measured_cell(cell, runner.Run(tmp_path / "run", data=sets), open_pair)
+    file = measured_cell(cell, Run(tmp_path / "run", data=sets), open_pair)
     assert "csd" in file.report.strategies
     assert "MBPP" in file.source
 
@@ -286,7 +286,7 @@ def test_a_verifier_and_the_confidence_meet_at_one_run_length(tmp_path: Path) ->
         training_tokens=12,
         contenders={"SD": (SD,)},
     )
-    file = measured_cell(cell, runner.Run(tmp_path / "run", data=sets), lambda cells: noisy())
+    file = measured_cell(cell, Run(tmp_path / "run", data=sets), lambda cells: noisy())
     entries = file.report.strategies
     assert {"SPRINTER", "confidence"} < entries.keys()
     assert [entries[name].strategy for name in ("SPRINTER", "confidence")] == ["sprinter"] * 2

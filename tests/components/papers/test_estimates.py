@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from draftwell.components.bench.schema import BenchEntry, PromptRow
+from draftwell.components.papers.cell_file import CellFile
 from draftwell.components.papers.cells import Cell
 from draftwell.components.papers.estimates import (
-    SEQUENCES,
     Estimate,
-    Measured,
     efficiency,
     estimate,
-    first_choices,
     pace,
     speed,
 )
+from draftwell.components.papers.results import first_choices
+
+SEQUENCES = ("one_kept", "one_lost", "several_kept", "several_lost")
 
 
 def test_draft_efficiency_is_the_reports_with_an_interval_over_prompts() -> None:
@@ -112,7 +114,9 @@ def test_first_choices_of_sampled_texts_are_less_those_of_all_lossless_texts(
         "vanilla_sd": entry(2),
         "mentored": entry(5, lossless=False),
     }
-    found = first_choices(Measured(cell, entries), "lossy")
+    found = first_choices(
+        CellFile.model_construct(cell=cell, report=SimpleNamespace(strategies=entries)), "lossy"
+    )
     assert found is not None
     assert found.value == pytest.approx(0.5 - less)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from draftwell.components.papers import formulas
-from draftwell.components.papers.gain import gain_by_formula, gain_table
+from draftwell.components import formulas
+from draftwell.components.papers.gain import gain_by_formula, gains
 from draftwell.components.papers.tables import papers_named
 
 
@@ -24,9 +24,8 @@ def test_a_papers_pair_is_taken_from_its_tables() -> None:
     """DeepSeek on HumanEval: 8.25 accepted tokens at γ 11 are .95 a token, not 8.25 / 9.25; its SD
     is 2.79 times as fast as plain decoding, its formula at c 1/7 says 3.6."""
     (paper,) = papers_named("spide")
-    lines = gain_table(paper).splitlines()
-    (row,) = [line for line in lines if line.startswith("| deepseek, HumanEval |")]
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[1:5] == ["0.95", "7", "11", "0.7"]
-    assert cells[6:] == ["0.78", "1.68", "1.62"]
-    assert sum(line.startswith("| ") for line in lines) == 2 + 12, "six pairs on two data sets"
+    found = gains(paper)
+    settings, figures = found["deepseek, HumanEval"]
+    assert [round(value, 2) for value in settings] == [0.95, 7, 11, 0.7]
+    assert [round(value, 2) for value in figures[1:]] == [0.78, 1.68, 1.62]
+    assert len(found) == 12, "six pairs on two data sets"

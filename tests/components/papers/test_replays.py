@@ -13,6 +13,7 @@ from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.papers import runner
 from draftwell.components.papers.cell_file import CellFile
 from draftwell.components.papers.cells import Cell, Scale
+from draftwell.components.papers.plan import Run
 from draftwell.components.papers.prompts import choose
 from draftwell.components.papers.replays import constant_costs
 from draftwell.components.papers.tables import papers_named
@@ -62,7 +63,7 @@ def open_pair(cells: Sequence[Cell]) -> Any:
 
 @pytest.fixture(scope="module")
 def counts(tmp_path_factory: pytest.TempPathFactory, sets: Path) -> CellFile:
-    run = runner.Run(tmp_path_factory.mktemp("cells"), data=sets)
+    run = Run(tmp_path_factory.mktemp("cells"), data=sets)
     return measured_cell(CELL, run, open_pair)
 
 
@@ -162,7 +163,7 @@ def test_a_collection_that_was_cut_short_goes_on(
     def broken(*arguments: Any, **options: Any) -> Any:
         raise RuntimeError("cut")
 
-    run = runner.Run(tmp_path, data=sets)
+    run = Run(tmp_path, data=sets)
     monkeypatch.setattr("draftwell.components.papers.replays.replay_strategy", broken)
     assert runner.run_cells([CELL], run, open_pair) == {"tiny-counts": "RuntimeError: cut"}
     monkeypatch.undo()

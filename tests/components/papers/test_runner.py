@@ -14,12 +14,12 @@ from pydantic import ValidationError
 from draftwell.components.bench.bench import run_bench
 from draftwell.components.bench.runner import Generation, StrategyContender
 from draftwell.components.papers import runner
-from draftwell.components.papers.cell_file import CellFile, cell_of, read_cell
+from draftwell.components.papers.cell_file import CellFile, read_cell
 from draftwell.components.papers.cells import QUICK, Cell, Scale
 from draftwell.components.papers.csv_files import write_csv
 from draftwell.components.papers.estimates import Estimate, estimate
-from draftwell.components.papers.made_of import MadeOf
 from draftwell.components.papers.page import Shown, paper_page, summary_page
+from draftwell.components.papers.plan import MadeOf, Run
 from draftwell.components.papers.verdicts import Verdict
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.base import Provenance
@@ -86,7 +86,7 @@ def row(what: str, metric: str = "speed", role: str = "SPIDE", **more: Any) -> d
 ROWS = (
     row("SD over plain", role="SD", over="plain", claim="fast"),
     row("SPIDE: target calls over SD's", "calls", over="SD"),
-    row("SD: acceptance", "acceptance", "SD", neutral=None),
+    row("SD: accepted / drafted", "efficiency", "SD", neutral=None),
 )
 
 
@@ -101,7 +101,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory, sets: Path) -> tuple[Path, CellFile]:
     folder = tmp_path_factory.mktemp("cells")
-    run = runner.Run(folder, data=sets)
+    run = Run(folder, data=sets)
     return folder, measured_cell(CELL, run, opened)
 
 
@@ -116,7 +116,7 @@ def refuse(cells: Sequence[Cell]) -> Any:
 def test_a_second_run_measures_nothing(measured: tuple[Path, CellFile], sets: Path) -> None:
     folder, _ = measured
     said: list[str] = []
-    assert runner.run_cells([CELL], runner.Run(folder, data=sets), refuse, say=said.append) == {}
+    assert runner.run_cells([CELL], Run(folder, data=sets), refuse, say=said.append) == {}
     assert said == ["[1/1] tiny-code: measured before"]
 
 
@@ -128,7 +128,7 @@ def test_other_settings_are_another_cell(
 ) -> None:
     folder, _ = measured
     other = changed(CELL, **settings)
-    assert runner.measured_cells([other], runner.Run(folder, data=sets)) == {}
+    assert runner.measured_cells([other], Run(folder, data=sets)) == {}
 
 
 def test_each_prompt_is_decoded_with_so_many_seeds(
@@ -143,7 +143,7 @@ def test_each_prompt_is_decoded_with_so_many_seeds(
         return generate(self, ids, sampling)
 
     monkeypatch.setattr(StrategyContender, "generate", noting)
-    run = runner.Run(tmp_path, data=sets)
+    run = Run(tmp_path, data=sets)
     file = measured_cell(cell, run, opened)
     assert all(each[1:] == [0, 1, 2, 3, 4, 5] for each in seeds.values()), "behind the warm-up"
     assert file.report.prompt_ids == ("line-1", "line-2") * 3
@@ -162,7 +162,7 @@ def test_a_cell_with_sprinter_has_the_roc_of_its_verifier(tmp_path: Path, sets: 
         Provenance(pair="tiny", fingerprint="f" * 64),
     )
     used = StrategyResources({**resources().artifacts, "verifier": verifier})
-    run = runner.Run(tmp_path, data=sets)
+    run = Run(tmp_path, data=sets)
     file = measured_cell(cell, run, lambda cells: (llama_pair(), used))
     assert {role: set(found) for role, found in file.aucs.items()} == {
         role: {"1", "1.2", "1.5"} for role in ("verifier", "confidence")
@@ -188,7 +188,7 @@ def test_what_was_measured_elsewhere_is_measured_again(
     measured: tuple[Path, CellFile], sets: Path
 ) -> None:
     folder, _ = measured
-    assert runner.measured_cells([CELL], runner.Run(folder, "float32 on cuda", sets)) == {}
+    assert runner.measured_cells([CELL], Run(folder, "float32 on cuda", sets)) == {}
 
 
 def test_other_weights_or_artifacts_are_another_cell(
@@ -198,9 +198,7 @@ def test_other_weights_or_artifacts_are_another_cell(
     not taken for it."""
     folder, _ = measured
     one, two = MadeOf("f0", {"verifier": "d1"}), MadeOf("f0", {"verifier": "d2"})
-    assert (
-        runner.measured_cells([CELL], runner.Run(folder, data=sets, made_of=lambda cell: one)) == {}
-    )
+    assert runner.measured_cells([CELL], Run(folder, data=sets, made_of=lambda cell: one)) == {}
     keys = {
         CELL.key("", "", made.digests)
         for made in (one, two, MadeOf("f1", {"verifier": "d1"}), MadeOf("f0"))
@@ -214,7 +212,7 @@ def test_a_cell_without_any_file_asks_for_no_pair(tmp_path: Path, sets: Path) ->
     def fetch(cell: Cell) -> MadeOf:
         raise AssertionError("the pair was fetched")
 
-    assert runner.measured_cells([CELL], runner.Run(tmp_path, data=sets, made_of=fetch)) == {}
+    assert runner.measured_cells([CELL], Run(tmp_path, data=sets, made_of=fetch)) == {}
 
 
 def test_a_broken_file_is_measured_again(
@@ -223,7 +221,7 @@ def test_a_broken_file_is_measured_again(
     folder, _ = measured
     path = next(folder.glob("*.json"))
     (tmp_path / path.name).write_text(path.read_text()[:100])
-    run = runner.Run(tmp_path, data=sets)
+    run = Run(tmp_path, data=sets)
     assert runner.measured_cells([CELL], run) == {}
     assert runner.run_cells([CELL], run, opened) == {}
     assert list(runner.measured_cells([CELL], run)) == ["tiny-code"]
@@ -237,7 +235,7 @@ def test_a_cell_that_fails_is_named_and_the_others_are_measured(tmp_path: Path, 
             raise DraftwellError("no such pair", code="unknown_pair")
         return opened(cells)
 
-    run = runner.Run(tmp_path, data=sets)
+    run = Run(tmp_path, data=sets)
     assert runner.run_cells([broken, CELL], run, one_is_missing) == {"broken": "no such pair"}
     assert list(runner.measured_cells([broken, CELL], run)) == ["tiny-code"]
 
@@ -268,7 +266,7 @@ def test_whatever_happens_in_a_cell_is_its_failure_alone(
         return opened(together)
 
     monkeypatch.setattr(runner, "run_bench", breaks)
-    run = runner.Run(tmp_path, data=sets)
+    run = Run(tmp_path, data=sets)
     assert runner.run_cells(cells, run, noted, after=lambda failed: seen.append(dict(failed))) == {
         "tiny-a": reason
     }
@@ -296,10 +294,7 @@ def test_a_pair_is_loaded_once_for_its_cells(tmp_path: Path, sets: Path) -> None
         return opened(cells)
 
     assert (
-        runner.run_cells(
-            [others[0], apart, CELL, others[1]], runner.Run(tmp_path, data=sets), noted
-        )
-        == {}
+        runner.run_cells([others[0], apart, CELL, others[1]], Run(tmp_path, data=sets), noted) == {}
     )
     assert loaded == [["tiny-svip", "tiny-code", "tiny-lookahead"], ["tiny-duo"]]
 
@@ -328,14 +323,13 @@ def test_a_cell_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_fastest_plays_a_role(measured: tuple[Path, CellFile]) -> None:
     _, file = measured
-    found = file.measured()
     others = [
         file.report.strategies[label].decode_tokens_per_second or 0.0
-        for label in found.labels["SD"]
+        for label in file.cell.labels()["SD"]
     ]
     assert len(others) == 2
-    assert found.entry("SD").decode_tokens_per_second == pytest.approx(max(others), rel=1e-6)
-    named = found.entry("vanilla_sd@1+1:num_speculative_tokens=1")
+    assert file.entry("SD").decode_tokens_per_second == pytest.approx(max(others), rel=1e-6)
+    named = file.entry("vanilla_sd@1+1:num_speculative_tokens=1")
     assert named.parameters == {"num_speculative_tokens": "1"}, (
         "a row may name one contender, whether or not it is the fastest"
     )
@@ -354,7 +348,7 @@ def test_a_file_of_another_version_is_measured_again_but_not_for_a_field_more(
 
 def test_cells_survive_their_file(measured: tuple[Path, CellFile]) -> None:
     folder, file = measured
-    assert cell_of(file.cell) == CELL
+    assert file.cell == CELL
     assert json.loads(next(folder.glob("*.json")).read_text())["cell"]["name"] == "tiny-code"
 
 
@@ -390,7 +384,7 @@ def test_a_verdict_says_what_qualifies_it(measured: tuple[Path, CellFile]) -> No
     uneven = compared(paper, with_costs(file, busy=(0.1, {1: 0.2, 2: 0.1, 8: 0.3})))
     assert [bool(one.uneven) for one in uneven] == [False, True, False, True]
     assert uneven[3].confidence == "low"
-    label = file.measured().label("SPIDE")
+    label = file.label("SPIDE")
     texts = file.report.strategies[label].per_prompt
     plain = [one.model_copy(update={"target_argmax": one.tokens}) for one in texts]
     whole = with_entry(file, "autoregressive", per_prompt=tuple(plain))
@@ -406,10 +400,9 @@ def test_a_verdict_says_what_qualifies_it(measured: tuple[Path, CellFile]) -> No
 def test_estimates_are_the_reports_own(measured: tuple[Path, CellFile]) -> None:
     """What the page takes from prompts is what the bench counted in total."""
     _, file = measured
-    found = file.measured()
-    base, mine = found.entry("SD"), found.entry("SPIDE")
-    speed, whole = (estimate(metric, base, found.entry("plain")) for metric in ("speed", "request"))
-    plain = found.entry("plain").decode_tokens_per_second
+    base, mine = file.entry("SD"), file.entry("SPIDE")
+    speed, whole = (estimate(metric, base, file.entry("plain")) for metric in ("speed", "request"))
+    plain = file.entry("plain").decode_tokens_per_second
     assert speed is not None
     assert whole is not None
     assert base.decode_tokens_per_second is not None
@@ -421,13 +414,10 @@ def test_estimates_are_the_reports_own(measured: tuple[Path, CellFile]) -> None:
     assert calls.value == pytest.approx(
         (mine.target_calls / mine.emitted) / (base.target_calls / base.emitted)
     )
-    acceptance = estimate("acceptance", base)
-    assert acceptance is not None
-    assert acceptance.value == pytest.approx(base.acceptance_rate)
-    assert found.settings("SPIDE", "SD").endswith(
+    assert file.settings("SPIDE", "SD").endswith(
         f"SD: γ {base.parameters['num_speculative_tokens']}"
     )
-    assert not found.has("spide@1+1:tau=0.2"), "a quick run lacks settings that rows name"
+    assert not file.has("spide@1+1:tau=0.2"), "a quick run lacks settings that rows name"
 
 
 def test_pages_have_values_and_csv_files_have_all(

@@ -66,22 +66,19 @@ from draftwell.components.papers.verdicts import Verdict, verdict
         (0.100, (0.030, 0.01, 0.05), 0.0, Verdict.DIRECTION),
         (0.025, (0.000, -0.08, 0.08), 0.0, Verdict.TOO_FEW),
         (None, (-0.1, -0.2, 0.1), 0.0, Verdict.NO_VALUE),
-        (None, None, 0.0, Verdict.OPEN),
-        (1.40, None, 1.0, Verdict.OPEN),
     ],
 )
 def test_rule(
     paper: float | None,
-    ours: tuple[float, float, float] | None,
+    ours: tuple[float, float, float],
     neutral: float | None,
     wanted: Verdict,
 ) -> None:
-    assert verdict(paper, None if ours is None else Estimate(*ours), neutral) == wanted
+    assert verdict(paper, Estimate(*ours), neutral) == wanted
 
 
 def test_what_is_measured_otherwise_gets_no_verdict() -> None:
     assert verdict(1.40, Estimate(1.40, 1.39, 1.41), comparable=False) == Verdict.NOT_COMPARABLE
-    assert verdict(1.40, None, comparable=False) == Verdict.OPEN
 
 
 @pytest.mark.parametrize(

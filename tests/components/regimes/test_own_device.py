@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from draftwell.components.card.words import facts
-from draftwell.components.papers.formulas import expected_tokens
+from draftwell.components.formulas import expected_tokens
 from draftwell.components.regimes.own_device import acceptance_in, own_device
 from draftwell.components.regimes.speedups import Pair, Placement, sd, spide
 from draftwell.components.tune.evidence import OwnDevice, Trial, TuningEvidence

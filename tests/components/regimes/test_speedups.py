@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from draftwell.components.papers.formulas import (
+from draftwell.components.formulas import (
     expected_tokens,
     overlapped_seconds,
     serial_length,

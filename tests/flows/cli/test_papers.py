@@ -53,7 +53,7 @@ def tiny_paper(pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> Paper:
     )
     paper.tables[0].each[0] |= {"theirs": "", "data": ""}
     monkeypatch.setattr(papers_run, "papers_named", lambda only=None: [paper])
-    monkeypatch.setattr("draftwell.components.papers.page.gain_table", lambda *_: "")
+    monkeypatch.setattr("draftwell.components.papers.page.gains", lambda *_: {})
     return paper
 
 

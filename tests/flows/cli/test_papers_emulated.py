@@ -37,7 +37,7 @@ def test_emulated_cells_are_run_once_and_stand_on_their_page_and_the_summary(
         update={"emulated": ["spide", "vanilla_sd"]}
     )
     monkeypatch.setattr(papers_run, "papers_named", lambda only=None: [paper])
-    monkeypatch.setattr("draftwell.components.papers.page.gain_table", lambda *_: "")
+    monkeypatch.setattr("draftwell.components.papers.page.gains", lambda *_: {})
     data = tmp_path / "data"
     data.mkdir()
     texts = "".join(f'{{"prompt": "{text}"}}\n' for text in ("ten men", "the inn", "an onion"))

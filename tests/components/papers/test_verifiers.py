@@ -8,22 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from pydantic import ValidationError
 
 from draftwell.components.bench.runner import StrategyContender
 from draftwell.components.collect.collect import collect_traces
 from draftwell.components.collect.settings import CollectionSettings
-from draftwell.components.papers import runner, trained
+from draftwell.components.papers import runner, verifiers
 from draftwell.components.papers.cell_file import CellFile
 from draftwell.components.papers.cells import FULL, QUICK, Cell, Scale
+from draftwell.components.papers.plan import Run
 from draftwell.components.papers.prompts import choose
 from draftwell.components.papers.tables import papers_named
-from draftwell.components.papers.trained import contender
 from draftwell.components.prompts.overlap import hash_of
 from draftwell.components.train.examples import read_examples
 from draftwell.components.train.verifier import train_verifier
-from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.verifier import Verifier
 from draftwell.serving.runtime.strategies import StrategyResources
 from tests.support.models.tiny import llama_pair
@@ -65,18 +63,18 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, sets: Path) -> runner.Run:
-    found = runner.Run(tmp_path_factory.mktemp("cells"), data=sets)
+def run(tmp_path_factory: pytest.TempPathFactory, sets: Path) -> Run:
+    found = Run(tmp_path_factory.mktemp("cells"), data=sets)
     assert runner.run_cells([CELL], found, opened) == {}
     return found
 
 
 @pytest.fixture(scope="module")
-def file(run: runner.Run) -> CellFile:
+def file(run: Run) -> CellFile:
     return runner.measured_cells([CELL], run)["tiny-transfer"]
 
 
-def test_no_prompt_is_both_learnt_from_and_decoded(run: runner.Run) -> None:
+def test_no_prompt_is_both_learnt_from_and_decoded(run: Run) -> None:
     """Though two are in other files, too."""
     planned = run.planned(CELL)
     assert [prompt.prompt for prompt in planned.training["here"].prompts] == [
@@ -107,23 +105,23 @@ def test_shipped_prompts_are_divided() -> None:
 
 
 def test_a_cell_is_another_one_with_other_training_prompts(
-    run: runner.Run, sets: Path, tmp_path: Path
+    run: Run, sets: Path, tmp_path: Path
 ) -> None:
     path = run.planned(CELL).path
     for other in list(TEXTS)[1:]:
         for name in TEXTS:
             (tmp_path / name).write_bytes((sets / name).read_bytes())
-        assert runner.Run(run.folder, data=tmp_path).planned(CELL).path == path
+        assert Run(run.folder, data=tmp_path).planned(CELL).path == path
         (tmp_path / other).write_bytes(
             gzip.compress(b"".join(b'{"prompt": "%d men"}\n' % i for i in range(4)))
         )
-        assert runner.Run(run.folder, data=tmp_path).planned(CELL).path != path
+        assert Run(run.folder, data=tmp_path).planned(CELL).path != path
     fewer = changed(CELL, training_prompts=3)
     assert run.planned(fewer).path != path
 
 
 def test_they_learn_from_three_kinds_of_text_and_are_tested_on_the_targets(
-    run: runner.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All drawn at the cell's temperature; what is tested on are the prompts that are decoded, not
     some that are held out."""
@@ -137,10 +135,10 @@ def test_they_learn_from_three_kinds_of_text_and_are_tested_on_the_targets(
         tested.append(sorted(set(read_examples(test).prompt.tolist())))
         return train_verifier(*given, test=test)
 
-    monkeypatch.setattr(trained, "collect_traces", collect)
-    monkeypatch.setattr(trained, "train_verifier", train)
+    monkeypatch.setattr(verifiers, "collect_traces", collect)
+    monkeypatch.setattr(verifiers, "train_verifier", train)
     planned = run.planned(CELL)
-    found = trained.trained_verifiers(
+    found, _ = verifiers.trained_verifiers(
         CELL,
         llama_pair(),
         {role: one.prompts for role, one in planned.training.items()},
@@ -155,53 +153,36 @@ def test_they_learn_from_three_kinds_of_text_and_are_tested_on_the_targets(
     assert [settings.max_tokens for _, settings in collected] == [64, 48, 48]
     assert {settings.temperature for _, settings in collected} == {1.0}
     assert tested == 2 * [sorted(prompt.id for prompt in planned.chosen.prompts)]
-    assert found["here"].verifier.bias != found["elsewhere"].verifier.bias
-    assert {one.verifier.ratio for one in found.values()} == {1.2}
-
-
-def test_each_contender_asks_its_own_verifier() -> None:
-    made = Provenance(pair="tiny", fingerprint="f" * 64)
-    first, second = (
-        Verifier(torch.tensor([0.0] * 4), bias, ("scalars",), 0.5, 1.2, made)
-        for bias in (-9.0, 9.0)
-    )
-    pair, used = llama_pair(), StrategyResources({"verifier": first}, frozenset({1}))
-    rejecting, accepting = (
-        contender(pair, used, name, verifier)
-        for name, verifier in (("first", first), ("second", second))
-    )
-    ids, sampling = (
-        pair.encode(TEXTS["gsm8k_test.jsonl.gz"][0]),
-        pair.sampling(max_tokens=8, temperature=1.0, seed=0),
-    )
-    calls = [one.generate(ids, sampling).stats.target_calls for one in (rejecting, accepting)]
-    assert calls[0] > calls[1], "one that rejects everything asks the target after every token"
-    assert rejecting.resources.special_tokens == frozenset({1})
+    assert found["here"].bias != found["elsewhere"].bias
+    assert {one.ratio for one in found.values()} == {1.2}
 
 
 def test_the_bench_gets_a_contender_for_each_role(
-    run: runner.Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the verifier that was trained for it, not the first one twice."""
-    made, used = dict[str, Verifier](), dict[str, Verifier]()
+    """With the verifier that was trained for it, not the first one twice, and nothing else of its
+    own."""
+    made, used = dict[str, Verifier](), dict[str, Any]()
 
-    def train(*given: Any) -> dict[str, trained.Trained]:
-        found = trained.trained_verifiers(*given)
-        made.update({role: one.verifier for role, one in found.items()})
+    def train(*given: Any) -> Any:
+        found = verifiers.trained_verifiers(*given)
+        made.update(found[0])
         return found
 
-    def play(
-        pair: Any, resources: StrategyResources, role: str, verifier: Verifier
-    ) -> StrategyContender:
-        used[role] = verifier
-        return contender(pair, resources, role, verifier)
+    class Noted(StrategyContender):
+        def __init__(self, pair: Any, resources: Any, choice: Any, label: str):
+            used[label] = resources
+            super().__init__(pair, resources, choice, label)
 
     monkeypatch.setattr(runner, "trained_verifiers", train)
-    monkeypatch.setattr(runner, "contender", play)
+    monkeypatch.setattr(runner, "StrategyContender", Noted)
     cell = changed(CELL, name="tiny-again", max_tokens=4)
-    assert runner.run_cells([cell], run, opened) == {}
+    given = llama_pair(), StrategyResources({}, frozenset({1}))
+    assert runner.run_cells([cell], run, lambda cells: given) == {}
     assert list(used) == ["here", "elsewhere"]
-    assert all(used[role] is made[role] for role in made)
+    for role, resources in used.items():
+        assert resources.artifacts["verifier"] is made[role]
+        assert resources.special_tokens == frozenset({1})
 
 
 def test_the_file_has_a_contender_and_an_auc_for_each(file: CellFile) -> None:
@@ -220,9 +201,9 @@ def test_the_file_has_a_contender_and_an_auc_for_each(file: CellFile) -> None:
     )
 
 
-def test_another_cell_takes_the_traces_that_are_there(run: runner.Run, file: CellFile) -> None:
+def test_another_cell_takes_the_traces_that_are_there(run: Run, file: CellFile) -> None:
     traces = sorted((run.folder / "traces").iterdir())
-    assert len(traces) == 2
+    assert len(traces) == 3, "of each verifier, and one that both are tested on"
     before = [
         path.stat().st_mtime_ns for trace in traces for path in sorted(trace.rglob("*.parquet"))
     ]
@@ -235,7 +216,7 @@ def test_another_cell_takes_the_traces_that_are_there(run: runner.Run, file: Cel
     assert sorted((run.folder / "traces").iterdir()) == traces
     warmer = changed(turned, temperature=1.5)
     assert runner.run_cells([warmer], run, opened) == {}
-    assert len(list((run.folder / "traces").iterdir())) == 4, "texts of another temperature"
+    assert len(list((run.folder / "traces").iterdir())) == 6, "texts of another temperature"
 
 
 def test_it_is_shown(file: CellFile) -> None:
@@ -255,9 +236,7 @@ def test_it_is_shown(file: CellFile) -> None:
 def test_a_role_has_one_meaning_and_other_cells_stay_as_they_are() -> None:
     with pytest.raises(ValidationError, match="SD: a role has contenders or a verifier, not both"):
         changed(CELL, verifiers={"SD": "maths-train"})
-    with pytest.raises(ValidationError, match="a replay trains no verifiers"):
-        changed(CELL, replay=20)
-    settings = changed(CELL, verifiers={}).settings()
+    settings = changed(CELL, verifiers={}, training_prompts=0).settings()
     assert not {"verifiers", "training_prompts", "training_tokens"} & set(settings)
     full = changed(CELL, training_tokens=64).settings()
     assert "training_tokens" not in full, "the kept cells are from before it could be set"

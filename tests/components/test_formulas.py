@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from draftwell.components.papers import formulas
+from draftwell.components import formulas
 from draftwell.components.papers.tables import papers_named
 from draftwell.serving.artifacts.forward_costs import in_one_pass
 
