@@ -2,12 +2,17 @@
 //
 // A weight [out, in] lies in blocks of two vectors of outputs (packing.py). Of a block, two inputs of all its outputs follow each other.
 // Each vector is multiplied with the same inputs of up to MOST tokens, whose sums stay in registers. A sum is float32 and runs over the
-// inputs in one order, so a token's result does not depend on how many others there are.
+// inputs in one order, so a token's result does not depend on how many others there are. Where the processor has AMX, all that is not
+// float32 is multiplied by tiles, one token or many: they add in an order of their own.
 
 #ifndef DRAFTWELL_PRODUCT
 #define DRAFTWELL_PRODUCT
 
 #include "vectors.h"
+#ifdef __AMX_BF16__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace draftwell {
 
@@ -191,18 +196,109 @@ static void block_by_parts(const void* x, const char* weight, float* out, int64_
     }
 }
 
+#ifdef __AMX_BF16__
+constexpr int64_t TILE = 16;           // tokens, outputs, or pairs of inputs of a tile
+constexpr int64_t PAIR = 4 * WIDTH;    // bytes of a block's pair of inputs in bfloat16
+// A process asks the system for the tiles' registers (ARCH_REQ_XCOMP_PERM, XTILEDATA).
+static const bool TILES = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+
+// Sums in tiles 0 to 3, tokens in 4 and 5, weights in 6 and 7; until it is left.
+struct Tiles {
+    explicit Tiles(int64_t tokens) {
+        struct {
+            uint8_t palette = 1, start = 0, reserved[14] = {};
+            uint16_t bytes[16] = {};
+            uint8_t rows[16] = {};
+        } shape;
+        for (int tile = 0; tile < 8; tile++) shape.bytes[tile] = 64, shape.rows[tile] = tile < 6 ? std::min(tokens, TILE) : TILE;
+        _tile_loadconfig(&shape);
+    }
+    ~Tiles() { _tile_release(); }
+};
+
+// A block's weights as bfloat16: where they are, or in `room`.
+template <typename Reader>
+INLINE const char* in_bfloat16(const char* at, int64_t inputs, char* room) {
+    if (Reader::PAIR == PAIR) return at;
+    Floats scale[VECTORS], zero[VECTORS];
+    for (int64_t input = 0; input < inputs; input += 2, at += Reader::PAIR) {
+        if (Reader::HEADER && input % GROUP == 0) Reader::header(at, scale, zero), at += Reader::HEADER;
+        for (int vector = 0; vector < VECTORS; vector++) {
+            const auto weights = Reader::get(at, vector, 0, scale, zero);
+            __builtin_memcpy(room + input / 2 * PAIR + vector * LANES * 4, &weights, sizeof weights);
+        }
+    }
+    return room;
+}
+
+// All tokens × one block, 32 tokens at once. The last tile of tokens reaches back to those before it, which have the same sums again.
+INLINE void block_by_tiles(const uint16_t* x, const char* weight, float* out, int64_t tokens, int64_t inputs, int64_t outputs,
+                           const char* soon) {
+    const int64_t last = std::max<int64_t>(0, tokens - TILE), stride = inputs * sizeof(uint16_t), wide = outputs * sizeof(float);
+    for (int64_t start = 0; start < tokens; start += 2 * TILE, soon = nullptr) {
+        const int64_t first = std::min(start, last), second = std::min(start + TILE, last);
+        const bool both = start + TILE < tokens;
+        const char* at = weight;
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t input = 0; input < inputs; input += 2 * TILE, at += TILE * PAIR) {
+            if (soon)
+                for (int64_t byte = 0; byte < TILE * PAIR; byte += 64) __builtin_prefetch(soon + input / 2 * PAIR + byte);
+            _tile_loadd(6, at, PAIR);
+            _tile_loadd(7, at + PAIR / 2, PAIR);
+            _tile_loadd(4, x + first * inputs + input, stride);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            if (!both) continue;
+            _tile_loadd(5, x + second * inputs + input, stride);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        _tile_stored(0, out + first * outputs, wide);
+        _tile_stored(1, out + first * outputs + LANES, wide);
+        if (!both) continue;
+        _tile_stored(2, out + second * outputs, wide);
+        _tile_stored(3, out + second * outputs + LANES, wide);
+    }
+}
+#endif
+
+// Scale and bias of one block of all tokens.
+INLINE void finish(const Weight& weight, float* out, int64_t at, int64_t tokens) {
+    if (!weight.scale && !weight.bias) return;
+    for (int64_t token = 0; token < tokens; token++)
+        for (int64_t from = at; from < at + WIDTH; from += LANES) {
+            float* into = out + token * weight.outputs + from;
+            if (weight.scale) write(into, floats_at(into) * floats_at(weight.scale + from));
+            if (weight.bias) write(into, floats_at(into) + floats_at(weight.bias + from));
+        }
+}
+
 template <typename Reader>
 static void product_by(const void* x, const Weight& weight, float* out, int64_t tokens) {
     const int64_t bytes = weight.inputs / 2 * Reader::PAIR + (Reader::HEADER ? weight.inputs / GROUP * Reader::HEADER : 0);
+#ifdef __AMX_BF16__
+    if constexpr (!std::is_same_v<Reader, Float32>)
+        if (TILES) {
+            static thread_local std::vector<char> room;
+            if (Reader::PAIR != PAIR) room.resize(weight.inputs / 2 * PAIR);
+            const Tiles tiles(tokens);
+#pragma omp for schedule(static)
+            for (int64_t at = 0; at < weight.outputs; at += WIDTH) {
+                const char* from = weight.data + at / WIDTH * bytes;
+                const char* whole = in_bfloat16<Reader>(from, weight.inputs, room.data());
+                block_by_tiles((const uint16_t*)x, whole, out + at, tokens, weight.inputs, weight.outputs, whole == from ? from + AHEAD : nullptr);
+                finish(weight, out, at, tokens);
+            }
+            return;
+        }
+#endif
 #pragma omp for schedule(static)
     for (int64_t at = 0; at < weight.outputs; at += WIDTH) {
         block_by_parts<Reader>(x, weight.data + at / WIDTH * bytes, out + at, tokens, weight.inputs, weight.outputs, bytes);
-        for (int64_t token = 0; token < tokens; token++)
-            for (int64_t from = at; from < at + WIDTH; from += LANES) {
-                float* into = out + token * weight.outputs + from;
-                if (weight.scale) write(into, floats_at(into) * floats_at(weight.scale + from));
-                if (weight.bias) write(into, floats_at(into) + floats_at(weight.bias + from));
-            }
+        finish(weight, out, at, tokens);
     }
 }
 

@@ -52,7 +52,7 @@ def test_a_token_is_multiplied_as_by_torch_and_alike_in_any_company(
     # where int4 is multiplied two at once, its weights are rounded to bfloat16
     limit = 0.2 if (dtype, weights) == (torch.bfloat16, "int4") else 1e-3
     torch.testing.assert_close(found.double(), wanted, atol=limit, rtol=1e-3)
-    for tokens in (1, 2, 5, 6, 7, 11, 12, 13, 24, 25, 69):
+    for tokens in (1, 2, 5, 6, 7, 11, 12, 13, 16, 17, 24, 25, 32, 33, 48, 69):
         assert torch.equal(own.in_float32(x[:tokens]), found[:tokens]), tokens
 
 
@@ -85,6 +85,15 @@ def test_products_are_not_calls(flags: tuple[str, ...], instruction: str, tmp_pa
     )
     assert found is not None
     assert found[2].count(instruction) >= 12, "six tokens by two vectors"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of another processor")
+def test_tiles_multiply_where_a_processor_has_them(tmp_path: Path) -> None:
+    flags = ("-mavx512f", "-mavx512vl", "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
+    made = tmp_path / "decoder.s"
+    command = [str(compiler()), "-O2", "-std=c++17", "-fopenmp", "-S", *flags, str(SOURCE)]
+    subprocess.run([*command, "-o", str(made)], check=True, timeout=120)
+    assert made.read_text().count("tdpbf16ps") >= 4, "32 tokens by two vectors"
 
 
 def test_weights_lie_side_by_side_and_stay_when_the_next_room_is_taken() -> None:
