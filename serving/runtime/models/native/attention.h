@@ -3,17 +3,18 @@
 // All scores of a query are kept until their softmax; sums run over the positions in one order, fused one by one, and what a query does
 // not see counts 0. So a query's result depends on what it sees alone. In a tree a token sees what stands before the tree and its own
 // path: their scores are brought side by side, as they would be without the rest of the tree, and the weights back to where their values
-// are.
+// are. By tiles (tiles.h) a tree's token has its keys and values side by side, and sums run over 32 positions at a time.
 
 #ifndef DRAFTWELL_ATTENTION
 #define DRAFTWELL_ATTENTION
 
+#include "tiles.h"
 #include "vectors.h"
 
 namespace draftwell {
 
 constexpr int64_t CHUNK = 64;   // positions whose keys and values are brought into the first cache
-constexpr int64_t QUERIES = 24;  // that read a slot together, about
+constexpr int64_t QUERIES = 24;  // that read a slot together, about; by tiles twice as many
 
 #ifdef __AVX512F__
 constexpr int AT_A_TIME = 12;
@@ -136,31 +137,31 @@ static void path_to(const int32_t* parents, int64_t token, std::vector<int64_t>&
     std::reverse(path.begin(), path.end());
 }
 
-// Scores [end] of a query → weights, 0 for what it does not see; the sum of the weights.
-static float weigh(const Shape& shape, const Row& row, int64_t token, int64_t window, float* scores, int64_t from, int64_t room) {
-    static thread_local std::vector<int64_t> path;
-    int64_t end = row.start + token + 1;
-    if (row.parents) {
-        path_to(row.parents, token, path);
-        end = row.start + path.size();
-        for (size_t i = 0; i < path.size(); i++) scores[row.start + i] = scores[row.start + path[i]];
-    }
+// Scores of a query that sees what stands before `end`, within its window → weights, 0 for what it does not see; the sum of the weights.
+static float weigh(const Shape& shape, int64_t end, int64_t window, float* scores, int64_t from, int64_t room) {
     const int64_t seen_from = window ? std::max<int64_t>(0, end - window) : 0, begin = seen_from / LANES * LANES;
     std::fill(scores + from, scores + begin, 0.0f);
-    const float sum = exponentials(shape, scores, begin, seen_from, end, room);
-    if (row.parents)
-        for (int64_t i = path.size(); i-- > 0;) {
-            const float weight = scores[row.start + i];
-            scores[row.start + i] = 0;
-            scores[row.start + path[i]] = weight;
-        }
+    return exponentials(shape, scores, begin, seen_from, end, room);
+}
+
+// The same of a tree's token, with scores and weights where the tokens are.
+static float weigh_path(const Shape& shape, const Row& row, int64_t token, int64_t window, float* scores, int64_t from, int64_t room) {
+    static thread_local std::vector<int64_t> path;
+    path_to(row.parents, token, path);
+    for (size_t i = 0; i < path.size(); i++) scores[row.start + i] = scores[row.start + path[i]];
+    const float sum = weigh(shape, row.start + path.size(), window, scores, from, room);
+    for (int64_t i = path.size(); i-- > 0;) {
+        const float weight = scores[row.start + i];
+        scores[row.start + i] = 0;
+        scores[row.start + path[i]] = weight;
+    }
     return sum;
 }
 
 // Tokens [t0, t1) of a row, by the query heads of one key head. query: [tokens, heads + 2 kv_heads, dim] with `stride` a token; out:
 // [tokens, heads * dim], of the row's tokens both.
 template <typename Number>
-static void attend(const Shape& shape, const Row& row, int64_t layer, int64_t head, int64_t t0, int64_t t1, int64_t window, const float* query,
+static void attend_by_vectors(const Shape& shape, const Row& row, int64_t layer, int64_t head, int64_t t0, int64_t t1, int64_t window, const float* query,
                    int64_t stride, float* out) {
     static thread_local Scratch<float> turned, scored, summed, asked;
     const int64_t groups = shape.groups(), dim = shape.dim, width = (dim + WIDTH - 1) / WIDTH * WIDTH, queries = (t1 - t0) * groups;
@@ -180,8 +181,12 @@ static void attend(const Shape& shape, const Row& row, int64_t layer, int64_t he
     }
     static thread_local std::vector<float> sums;
     sums.resize(queries);
-    for (int64_t number = 0; number < queries; number++)
-        sums[number] = weigh(shape, row, t0 + number / groups, window, scores + number * room, from, room);
+    for (int64_t number = 0; number < queries; number++) {
+        const int64_t token = t0 + number / groups;
+        float* own = scores + number * room;
+        sums[number] = row.parents ? weigh_path(shape, row, token, window, own, from, room)
+                                   : weigh(shape, row.start + token + 1, window, own, from, room);
+    }
     std::fill(found, found + queries * width, 0.0f);
     for (int64_t at = from; at < end; at += CHUNK) {
         const int64_t count = std::min(CHUNK, end - at);
@@ -192,6 +197,160 @@ static void attend(const Shape& shape, const Row& row, int64_t layer, int64_t he
         float* into = out + ((t0 + number / groups) * shape.heads + head * groups + number % groups) * dim;
         for (int64_t i = 0; i < dim; i++) into[i] = found[number * width + i] / sums[number];
     }
+}
+
+#ifdef HAS_TILES
+// Numbers as two bfloat16, whose sum is within 2^-17 of them.
+INLINE void in_two(Floats numbers, uint16_t* high, uint16_t* low) {
+    const __m256bh top = _mm512_cvtneps_pbh((__m512)numbers);
+    Halves bits;
+    __builtin_memcpy(&bits, &top, sizeof bits);
+    const __m256bh rest = _mm512_cvtneps_pbh((__m512)(numbers - widened(bits)));
+    __builtin_memcpy(high, &top, sizeof top);
+    __builtin_memcpy(low, &rest, sizeof rest);
+}
+
+// The first `count` bfloat16 of two vectors of them, then zeros.
+INLINE Floats some_pairs_at(const uint16_t* from, int64_t count) {
+    if (count >= 2 * LANES) return read<Floats>(from);
+    uint16_t some[2 * LANES] = {};
+    if (count > 0) __builtin_memcpy(some, from, std::min<int64_t>(count, 2 * LANES) * sizeof(uint16_t));
+    return read<Floats>(some);
+}
+
+INLINE Pairs some_halves_at(const uint16_t* from, int64_t count) {
+    Halves some = {};
+    if (count >= LANES) some = read<Halves>(from);
+    else if (count > 0) __builtin_memcpy(&some, from, count * sizeof(uint16_t));
+    return __builtin_convertvector(some, Pairs);
+}
+
+// `attend` by tiles, over keys and values in bfloat16. Queries and weights are multiplied in two parts; of a tree one token.
+static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, int64_t head, int64_t t0, int64_t t1, int64_t window,
+                            const float* query, int64_t stride, float* out) {
+    static thread_local Scratch<float> scored, summed;
+    static thread_local Scratch<uint16_t> asked, weighed, turned;
+    static thread_local std::vector<int64_t> path;
+    static thread_local std::vector<float> sums;
+    if (row.parents) path_to(row.parents, t0, path);
+    const int64_t groups = shape.groups(), dim = shape.dim, width = (dim + WIDTH - 1) / WIDTH * WIDTH, queries = (t1 - t0) * groups;
+    const int64_t end = row.start + (row.parents ? (int64_t)path.size() : t1), least = row.parents ? end : row.start + t0 + 1;
+    const int64_t from = window ? std::max<int64_t>(0, least - window) / CHUNK * CHUNK : 0, room = (end + CHUNK - 1) / CHUNK * CHUNK;
+    // keys (0) or values (1) of positions from `at` on, none from `end` on
+    const auto find_lines = [&](int64_t which, int64_t at, int64_t count, const uint16_t** lines) {
+        const uint16_t* memory = (const uint16_t*)row.memory[2 * layer + which] + head * row.head_stride;
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t place = row.parents && at + i >= row.start && at + i < end ? row.start + path[at + i - row.start] : at + i;
+            lines[i] = at + i < end ? memory + place * dim : nullptr;
+        }
+    };
+    const uint16_t* lines[CHUNK];
+    float *scores = scored.room(queries * room), *found = summed.room(queries * width);
+    uint16_t *asks = asked.room(2 * queries * width), *asks_low = asks + queries * width;
+    uint16_t *weights = weighed.room(2 * queries * room), *weights_low = weights + queries * room;
+    uint16_t* turned_lines = turned.room(std::max(CHUNK, room - from) * width);
+    sums.resize(queries);
+
+    for (int64_t number = 0; number < queries; number++) {
+        const float* one = query + (t0 + number / groups) * stride + (head * groups + number % groups) * dim;
+        for (int64_t at = 0; at < width; at += LANES)
+            in_two(some_floats_at(one + at, dim - at), asks + number * width + at, asks_low + number * width + at);
+    }
+    const Tiles tiles(queries);
+    for (int64_t at = from; at < end; at += CHUNK) {
+        uint16_t* into = turned_lines;  // of 32 dimensions, of 16 positions: the positions of each pair of dimensions
+        find_lines(0, at, CHUNK, lines);
+        for (int64_t part = 0; part < width; part += 2 * TILE)
+            for (int64_t start = 0; start < CHUNK; start += TILE, into += 2 * TILE * TILE) {
+                Floats rows[LANES];
+                for (int64_t i = 0; i < TILE; i++) rows[i] = lines[start + i] ? some_pairs_at(lines[start + i] + part, dim - part) : Floats{};
+                transpose(rows);
+                for (int64_t i = 0; i < TILE; i++) write((float*)into + i * TILE, rows[i]);
+            }
+        for (int64_t number = 0; number < queries; number += TILE) {
+            const int64_t first = first_of(number, queries);
+            const uint16_t* keys = turned_lines;
+            clear_sums();
+            for (int64_t part = 0; part < width; part += 2 * TILE, keys += CHUNK * 2 * TILE) {
+                _tile_loadd(4, asks + first * width + part, width * sizeof(uint16_t));
+                _tile_loadd(5, asks_low + first * width + part, width * sizeof(uint16_t));
+                _tile_loadd(6, keys, BYTES);
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_dpbf16ps(0, 5, 6);
+                _tile_loadd(7, keys + 2 * TILE * TILE, BYTES);
+                _tile_dpbf16ps(1, 4, 7);
+                _tile_dpbf16ps(1, 5, 7);
+                _tile_loadd(6, keys + 4 * TILE * TILE, BYTES);
+                _tile_dpbf16ps(2, 4, 6);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_loadd(7, keys + 6 * TILE * TILE, BYTES);
+                _tile_dpbf16ps(3, 4, 7);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+            float* to = scores + first * room + at;
+            _tile_stored(0, to, room * sizeof(float));
+            _tile_stored(1, to + TILE, room * sizeof(float));
+            _tile_stored(2, to + 2 * TILE, room * sizeof(float));
+            _tile_stored(3, to + 3 * TILE, room * sizeof(float));
+        }
+    }
+    for (int64_t number = 0; number < queries; number++) {
+        const int64_t seen = row.parents ? end : row.start + t0 + number / groups + 1;
+        sums[number] = weigh(shape, seen, window, scores + number * room, from, room);
+        for (int64_t at = from; at < room; at += LANES)
+            in_two(floats_at(scores + number * room + at), weights + number * room + at, weights_low + number * room + at);
+    }
+    // of 32 positions, of 16 dimensions: the dimensions of each pair of positions
+    uint16_t* into = turned_lines;
+    for (int64_t at = from; at < room; at += 2 * TILE) {
+        find_lines(1, at, 2 * TILE, lines);
+        for (int64_t part = 0; part < width; part += TILE)
+            for (int64_t pair = 0; pair < 2 * TILE; pair += 2, into += 2 * TILE) {
+                const auto values = [&](int64_t i) { return lines[i] ? some_halves_at(lines[i] + part, dim - part) : Pairs{}; };
+                write((float*)into, (Floats)(values(pair) | values(pair + 1) << 16));
+            }
+    }
+    for (int64_t number = 0; number < queries; number += TILE)
+        for (int64_t part = 0; part < width; part += 2 * TILE) {
+            const int64_t first = first_of(number, queries);
+            clear_sums();
+            for (int64_t at = from; at < room; at += 2 * TILE) {
+                const uint16_t* values = turned_lines + ((at - from) * width + part * 2 * TILE);
+                _tile_loadd(4, weights + first * room + at, room * sizeof(uint16_t));
+                _tile_loadd(5, weights_low + first * room + at, room * sizeof(uint16_t));
+                _tile_loadd(6, values, BYTES);
+                _tile_loadd(7, values + 2 * TILE * TILE, BYTES);
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_dpbf16ps(1, 4, 7);
+                _tile_dpbf16ps(0, 5, 6);
+                _tile_dpbf16ps(1, 5, 7);
+            }
+            _tile_stored(0, found + first * width + part, width * sizeof(float));
+            _tile_stored(1, found + first * width + part + TILE, width * sizeof(float));
+        }
+    for (int64_t number = 0; number < queries; number++) {
+        float* to = out + ((t0 + number / groups) * shape.heads + head * groups + number % groups) * dim;
+        for (int64_t i = 0; i < dim; i++) to[i] = found[number * width + i] / sums[number];
+    }
+}
+#endif
+
+// Whether keys and values in bfloat16 are read by tiles.
+INLINE bool by_tiles() {
+#ifdef HAS_TILES
+    return TILES;
+#else
+    return false;
+#endif
+}
+
+template <typename Number, typename... Rest>
+INLINE void attend(const Rest&... rest) {
+#ifdef HAS_TILES
+    if constexpr (sizeof(Number) == sizeof(uint16_t))
+        if (TILES) return attend_by_tiles(rest...);
+#endif
+    attend_by_vectors<Number>(rest...);
 }
 
 }  // namespace draftwell

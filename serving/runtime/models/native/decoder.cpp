@@ -104,9 +104,11 @@ struct Buffers {
 
 // Parts of rows, so that a few queries read a slot together.
 void split(const Decoder& decoder, const Pass& pass, std::vector<Item>& items) {
-    const int64_t most = std::max<int64_t>(1, QUERIES / decoder.shape.groups());
+    const bool tiled = decoder.halves && by_tiles();
     items.clear();
     for (int64_t row = 0; row < pass.rows; row++) {
+        const int64_t queries = tiled ? 2 * QUERIES : QUERIES;
+        const int64_t most = tiled && pass.row[row].parents ? 1 : std::max<int64_t>(1, queries / decoder.shape.groups());
         const int64_t count = pass.row[row].count, parts = (count + most - 1) / most;
         for (int64_t part = 0; part < parts; part++)
             for (int64_t head = 0; head < decoder.shape.kv_heads; head++)
@@ -153,9 +155,10 @@ void attention(const Decoder& decoder, const Pass& pass, int64_t number, Buffers
 #pragma omp for schedule(dynamic)
     for (size_t i = 0; i < own.items.size(); i++) {
         const Item& item = own.items[i];
+        const float* query = wide + item.row->first * layer.qkv.outputs;
+        float* out = found + item.row->first * shape.heads * dim;
         try {
-            attend<Number>(shape, *item.row, number, item.head, item.from, item.to, layer.window, wide + item.row->first * layer.qkv.outputs,
-                           layer.qkv.outputs, found + item.row->first * shape.heads * dim);
+            attend<Number>(shape, *item.row, number, item.head, item.from, item.to, layer.window, query, layer.qkv.outputs, out);
         } catch (const std::exception&) {
             own.failed = true;
         }

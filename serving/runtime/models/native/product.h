@@ -8,11 +8,8 @@
 #ifndef DRAFTWELL_PRODUCT
 #define DRAFTWELL_PRODUCT
 
+#include "tiles.h"
 #include "vectors.h"
-#ifdef __AMX_BF16__
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 namespace draftwell {
 
@@ -196,25 +193,8 @@ static void block_by_parts(const void* x, const char* weight, float* out, int64_
     }
 }
 
-#ifdef __AMX_BF16__
-constexpr int64_t TILE = 16;           // tokens, outputs, or pairs of inputs of a tile
-constexpr int64_t PAIR = 4 * WIDTH;    // bytes of a block's pair of inputs in bfloat16
-// A process asks the system for the tiles' registers (ARCH_REQ_XCOMP_PERM, XTILEDATA).
-static const bool TILES = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-
-// Sums in tiles 0 to 3, tokens in 4 and 5, weights in 6 and 7; until it is left.
-struct Tiles {
-    explicit Tiles(int64_t tokens) {
-        struct {
-            uint8_t palette = 1, start = 0, reserved[14] = {};
-            uint16_t bytes[16] = {};
-            uint8_t rows[16] = {};
-        } shape;
-        for (int tile = 0; tile < 8; tile++) shape.bytes[tile] = 64, shape.rows[tile] = tile < 6 ? std::min(tokens, TILE) : TILE;
-        _tile_loadconfig(&shape);
-    }
-    ~Tiles() { _tile_release(); }
-};
+#ifdef HAS_TILES
+constexpr int64_t PAIR = VECTORS * BYTES;  // bytes of a block's pair of inputs in bfloat16
 
 // A block's weights as bfloat16: where they are, or in `room`.
 template <typename Reader>
@@ -231,23 +211,20 @@ INLINE const char* in_bfloat16(const char* at, int64_t inputs, char* room) {
     return room;
 }
 
-// All tokens × one block, 32 tokens at once. The last tile of tokens reaches back to those before it, which have the same sums again.
+// All tokens × one block, 32 tokens at once.
 INLINE void block_by_tiles(const uint16_t* x, const char* weight, float* out, int64_t tokens, int64_t inputs, int64_t outputs,
                            const char* soon) {
-    const int64_t last = std::max<int64_t>(0, tokens - TILE), stride = inputs * sizeof(uint16_t), wide = outputs * sizeof(float);
+    const int64_t stride = inputs * sizeof(uint16_t), wide = outputs * sizeof(float);
     for (int64_t start = 0; start < tokens; start += 2 * TILE, soon = nullptr) {
-        const int64_t first = std::min(start, last), second = std::min(start + TILE, last);
+        const int64_t first = first_of(start, tokens), second = first_of(start + TILE, tokens);
         const bool both = start + TILE < tokens;
         const char* at = weight;
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
+        clear_sums();
         for (int64_t input = 0; input < inputs; input += 2 * TILE, at += TILE * PAIR) {
             if (soon)
                 for (int64_t byte = 0; byte < TILE * PAIR; byte += 64) __builtin_prefetch(soon + input / 2 * PAIR + byte);
             _tile_loadd(6, at, PAIR);
-            _tile_loadd(7, at + PAIR / 2, PAIR);
+            _tile_loadd(7, at + BYTES, PAIR);
             _tile_loadd(4, x + first * inputs + input, stride);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
@@ -279,7 +256,7 @@ INLINE void finish(const Weight& weight, float* out, int64_t at, int64_t tokens)
 template <typename Reader>
 static void product_by(const void* x, const Weight& weight, float* out, int64_t tokens) {
     const int64_t bytes = weight.inputs / 2 * Reader::PAIR + (Reader::HEADER ? weight.inputs / GROUP * Reader::HEADER : 0);
-#ifdef __AMX_BF16__
+#ifdef HAS_TILES
     if constexpr (!std::is_same_v<Reader, Float32>)
         if (TILES) {
             static thread_local std::vector<char> room;
