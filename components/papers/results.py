@@ -183,5 +183,6 @@ def costs_otherwise(placed: Placed, file: CellFile) -> bool:
 
 def acceptance_of(measured: Measured) -> float | None:
     """How many of the tokens that the target judged it kept, with vanilla SD."""
-    role = next((role for role in ("SD", "SpS") if role in measured.labels), PLAIN)
+    known = (role for role in measured.labels if role.partition(",")[0] in ("SD", "SpS"))
+    role = next(known, PLAIN)
     return measured.entry(role).acceptance_rate
