@@ -82,7 +82,8 @@ class CellFile(Frozen):
     @property
     def base(self) -> str:
         """The role of vanilla SD; plain decoding's where a cell has none."""
-        return next((role for role in ("SD", "SpS") if role in self.cell.contenders), PLAIN)
+        roles = (role for role in self.cell.contenders if role.partition(",")[0] in ("SD", "SpS"))
+        return next(roles, PLAIN)
 
     def settings(self, role: str, over: str) -> str:
         """Draft lengths and thresholds of the contenders that a row compares, such as `τ 0.5; SD: γ
