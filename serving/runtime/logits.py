@@ -13,9 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwell.serving.artifacts.verifier import TokenFigures
@@ -73,11 +75,9 @@ class Choice(Decision):
 
     Args:
         rows: one row.
-        race: of its position.
     """
 
     rows: Span
-    race: Race
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +135,8 @@ class Logits:
         self.laws: dict[tuple[float, ...], Tensor] = {}
         """By row and `Sampling.warpers` the warped probabilities `[columns]` that were asked for
         (`laws_of`)."""
+        self.races: dict[Any, list[tuple[int, float]]] = {}
+        """By row, warpers, race and number of tokens what `Span.leading_columns` found."""
         self._ranked: dict[int, list[list[tuple[int, float]]]] = {}
 
     def split(self, counts: Sequence[int]) -> list[Span]:
@@ -143,6 +145,11 @@ class Logits:
             Span(self, range(end - count, end))
             for count, end in zip(counts, accumulate(counts), strict=True)
         ]
+
+    @cached_property
+    def columns(self) -> NDArray[np.int64] | None:
+        """`support` where NumPy computes."""
+        return None if self.support is None else self.support.cpu().numpy()
 
     @cached_property
     def top(self) -> list[int]:
@@ -361,13 +368,25 @@ class Span:
         with their shares, for the target runs the same race."""
         if not self.sampling.coupled:
             return self.likeliest(row, count)
-        support = self.whole.support
-        tokens = None if support is None else support.cpu().numpy()
-        found = leaders(self._warp(row).cpu().numpy(), self._race(row), count, tokens)
+        tokens, found = self.whole.columns, self.leading_columns(row, count)
         return [(column if tokens is None else int(tokens[column]), s) for column, s in found]
 
-    def _race(self, row: int) -> Race:
-        return Race(self.sampling.seed, self.indices[self.places[row]])
+    def leading_columns(
+        self, row: int, count: int = 1, law: NDArray[np.float32] | None = None
+    ) -> list[tuple[int, float]]:
+        """Columns of the first tokens of a coupled request's race at a row, with their shares:
+        computed once, for a stop policy and a draw ask alike.
+
+        Args:
+            law: the row's warped probabilities `[columns]`, where they are at hand.
+        """
+        place = self.places[row]
+        race, known = Race(self.sampling.seed, self.indices[place]), self.whole.races
+        key = place, self.sampling.warpers, race, count
+        if key not in known:
+            law = laws_of([self[row]])[0].cpu().numpy() if law is None else law
+            known[key] = leaders(law, race, count, self.whole.columns)
+        return known[key]
 
     def token_figures(self, row: int, token: int) -> TokenFigures:
         """Raw probability and rank of a token, and C and entropy of its row.
@@ -411,7 +430,7 @@ class Span:
             _ = self.top
         drawn: Drawn
         if self.sampling.coupled and minus is None and not without:
-            drawn = yield Choice(self[row], self._race(row))
+            drawn = yield Choice(self[row])
         else:
             drawn = yield Draw(self[row], stream, minus, without)
         return drawn
@@ -485,12 +504,15 @@ def laws_of(rows: Sequence[Span]) -> Tensor:
             row.whole.laws[row.places[0], *warpers] = law
         if len(some) == len(rows):
             return laws
+    if len(rows) == 1:
+        return rows[0].whole.laws[keys[0]][None]
     return torch.stack([row.whole.laws[key] for row, key in zip(rows, keys, strict=True)])
 
 
 def stacked(rows: Sequence[Span]) -> Tensor:
-    """Adjusted logits `[n, columns]` of single rows; no copy where they are a whole pass."""
-    whole = rows[0].whole
-    if all(row.whole is whole and row.places[0] == place for place, row in enumerate(rows)):
-        return whole.adjusted[: len(rows)]
+    """Adjusted logits `[n, columns]` of single rows; no copy where they follow one another in a
+    pass."""
+    whole, first = rows[0].whole, rows[0].places[0]
+    if all(row.whole is whole and row.places[0] == place for place, row in enumerate(rows, first)):
+        return whole.adjusted[first : first + len(rows)]
     return torch.stack([row.whole.adjusted[row.places[0]] for row in rows])

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwell.serving.runtime.penalties import Penalties
@@ -51,9 +52,9 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     """
     if sampling.greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    # the largest at 0: nothing overflows
-    scaled = logits - logits.amax(-1, keepdim=True)
-    scaled /= max(sampling.temperature, LEAST_TEMPERATURE)
+    scaled = centred(logits)
+    if sampling.temperature != 1.0:
+        scaled /= max(sampling.temperature, LEAST_TEMPERATURE)
     if 0 < sampling.top_k < scaled.shape[-1]:
         kth = scaled.topk(sampling.top_k).values[..., -1:]
         scaled = scaled.masked_fill(scaled < kth, -math.inf)
@@ -61,7 +62,30 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
         scaled = nucleus(scaled, sampling.top_p)
     if sampling.min_p > 0.0:  # the likeliest token is at 0
         scaled = scaled.masked_fill(scaled < math.log(sampling.min_p), -math.inf)
-    return scaled.softmax(-1)
+    return normalised(scaled)
+
+
+def centred(logits: Tensor) -> Tensor:
+    """A copy of `[..., vocab]` with the largest of each row at 0, so that nothing overflows.
+
+    Here and in `normalised`, `inverted` and `likeliest` NumPy computes on CPUs: PyTorch shares a
+    row out among threads, and takes longer to wake them than the operation does.
+    """
+    if logits.device.type != "cpu":
+        return logits - logits.amax(-1, keepdim=True)
+    rows = logits.detach().numpy()
+    with np.errstate(invalid="ignore"):  # a row that is not finite becomes NaN
+        return torch.from_numpy(rows - rows.max(-1, keepdims=True))
+
+
+def normalised(scaled: Tensor) -> Tensor:
+    """Probabilities in the place of centred logits `[..., vocab]` float32."""
+    if scaled.device.type != "cpu":
+        return scaled.softmax(-1)
+    rows = scaled.numpy()
+    np.exp(rows, out=rows)
+    rows /= rows.sum(-1, keepdims=True)
+    return scaled
 
 
 def nucleus(logits: Tensor, top_p: float, first: Sequence[int] = NUCLEUS) -> Tensor:
@@ -136,6 +160,9 @@ def inverted(laws: Tensor, uniforms: Tensor) -> Tensor:
     First among blocks of columns and then within one: a running sum over a vocabulary takes longer
     than a softmax.
     """
+    if laws.device.type == "cpu":
+        pairs = zip(laws.detach().numpy(), uniforms.tolist(), strict=True)
+        return torch.tensor([inverted_row(law, uniform) for law, uniform in pairs])
     blocks = torch.nn.functional.pad(laws, (0, -laws.shape[1] % BLOCK)).view(len(laws), -1, BLOCK)
     sums = blocks.double().sum(-1).cumsum(-1)
     points = uniforms.double().to(sums.device)[:, None] * sums[:, -1:]
@@ -146,6 +173,19 @@ def inverted(laws: Tensor, uniforms: Tensor) -> Tensor:
     # a share of 1 by rounding would lie behind the last column with mass
     found = torch.searchsorted(inside, share.clamp(max=BELOW_ONE) * inside[:, -1:], right=True)
     return (block * BLOCK + found)[:, 0].clamp(max=laws.shape[1] - 1)
+
+
+def inverted_row(law: NDArray[np.float32], uniform: float) -> int:
+    """As `inverted`, of one row `[columns]`."""
+    starts = np.arange(0, len(law), BLOCK)
+    sums = np.add.reduceat(law, starts, dtype=np.float64).cumsum()
+    point = uniform * sums[-1]
+    block = min(int(sums.searchsorted(point, side="right")), len(sums) - 1)
+    before = sums[block - 1] if block else 0.0
+    inside = law[starts[block] : starts[block] + BLOCK].cumsum(dtype=np.float64)
+    share = min((point - before) / (sums[block] - before), BELOW_ONE)
+    found = int(inside.searchsorted(share * inside[-1], side="right"))
+    return min(int(starts[block]) + found, len(law) - 1)
 
 
 def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
@@ -167,5 +207,5 @@ def likeliest(logits: Tensor) -> Tensor:
         return columns.masked_fill(~largest.isfinite(), -1)
     rows = logits.detach().numpy()
     found = rows.argmax(-1)
-    found[~np.isfinite(np.take_along_axis(rows, found[:, None], -1)[:, 0])] = -1
+    found[~np.isfinite(rows[np.arange(len(rows)), found])] = -1
     return torch.from_numpy(found)

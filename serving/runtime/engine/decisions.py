@@ -24,7 +24,7 @@ from draftwell.serving.runtime.logits import (
     laws_of,
     spread,
 )
-from draftwell.serving.runtime.random_streams import RandomStream, leaders
+from draftwell.serving.runtime.random_streams import RandomStream
 from draftwell.serving.runtime.sampling import inverted, sum_rows
 
 Drawer = Callable[[Tensor, Sequence[RandomStream]], Tensor]
@@ -95,12 +95,9 @@ def drawn(asked: Sequence[Draw], draw: Drawer) -> list[Drawn]:
 def choices_of(asked: Sequence[Choice]) -> list[Drawn]:
     """The winner of each command's race, with its probability."""
     laws = laws_of([one.rows for one in asked])
-    support = asked[0].rows.whole.support
-    # one transfer, where a device computes
-    rows, tokens = laws.cpu().numpy(), None if support is None else support.cpu().numpy()
-    found = []
-    for law, one in zip(rows, asked, strict=True):
-        column = leaders(law, one.race, support=tokens)[0][0]
+    tokens, found = asked[0].rows.whole.columns, []
+    for law, one in zip(laws.cpu().numpy(), asked, strict=True):  # one transfer
+        column = one.rows.leading_columns(0, law=law)[0][0]
         found.append(Drawn(column if tokens is None else int(tokens[column]), float(law[column])))
     return found
 

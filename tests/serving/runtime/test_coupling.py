@@ -16,7 +16,6 @@ import torch
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.runtime import logits as logits_module, random_streams
 from draftwell.serving.runtime.drafting.best_drafter import Candidate
-from draftwell.serving.runtime.engine import decisions
 from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.logits import Span
 from draftwell.serving.runtime.pair import over_slots
@@ -111,8 +110,7 @@ def coupled_law(build: Any, models: Any, prompt: list[int], sampling: Sampling) 
         while pending:
             oracle = Oracle(pending.pop())
             shared = SharedUniforms(oracle)
-            for module in (decisions, logits_module):
-                patched.setattr(module, "leaders", shared.leaders)
+            patched.setattr(logits_module, "leaders", shared.leaders)
             law[tuple(run_once(build(), models, prompt, sampling, oracle).output)] += (
                 oracle.probability
             )
