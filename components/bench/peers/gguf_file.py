@@ -18,6 +18,7 @@ from torch import Tensor
 
 from draftwell.serving.errors import DraftwellError, missing_package
 from draftwell.serving.number_format import Weights
+from draftwell.serving.runtime.models.quantised import GROUP
 
 TENSORS = {
     "input_layernorm": "attn_norm",
@@ -62,7 +63,7 @@ def write_gguf(
     writer = writer_of(file, "llama", config, config.rope_parameters["rope_theta"])
     add_vocabulary(writer, tokenizer)
     for name, weight in renamed(module):
-        inner = weights is not None and weight.dim() > 1 and name.startswith("blk.")
+        inner = weight.dim() > 1 and name.startswith("blk.") and weight.shape[1] % GROUP == 0
         add_weight(writer, name, weight, ROUNDED[weights] if inner and weights else None)
     close(writer)
 

@@ -232,7 +232,11 @@ def test_gguf_has_the_same_weights_as_transformers_reads_it(root: Path, pair: Lo
 @pytest.mark.parametrize(("weights", "kind"), [("int8", "Q8_0"), ("int4", "Q4_1")])
 def test_gguf_rounds_what_our_layers_round(tmp_path: Path, weights: Any, kind: str) -> None:
     gguf = pytest.importorskip("gguf")
-    write_gguf(wide_llama(), tmp_path / "m.gguf", weights=weights)
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=24, num_hidden_layers=1, **sizes)
+    write_gguf(LlamaForCausalLM(config), tmp_path / "m.gguf", weights=weights)
     tensors = {
         one.name: one.tensor_type.name for one in gguf.GGUFReader(tmp_path / "m.gguf").tensors
     }
