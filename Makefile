@@ -42,7 +42,7 @@ GATE_OUT ?= .draftwell/gate
 # Files and folders whose wording `make lint` checks; empty: all of the project.
 WORDING ?=
 # Libraries that are measured in environments of their own, and where these are; DRAFTWELL_PEERS names the place for all commands.
-PEERS ?= vllm llama.cpp
+PEERS ?= vllm llama.cpp openvino xllamacpp onnxruntime
 PEERS_DIR ?= $(or $(DRAFTWELL_PEERS),$(or $(DRAFTWELL_HOME),.draftwell)/peers)
 BUNDLE ?= dist/smollm2-135m/current
 CLIENTS ?= 1,8,32
@@ -164,7 +164,7 @@ gpu-kit: $(STAMP) ## fill .draftwell/gpu-kit with what such a machine lacks wher
 papers: $(RUN_STAMP) ## the papers' claims run here; hours, resumable: DATA=folder of their data sets (then onto docs/papers.md) FLAGS="--set quick=true --set only=spide"
 	$(BIN)/draftwell reproduce papers $(if $(DATA),--data "$(DATA)" $(if $(findstring quick=true,$(FLAGS)),,--set page=docs/papers.md)) $(FLAGS)
 
-peers: $(PEERS:%=$(PEERS_DIR)/%/.stamp) ## install vLLM and llama.cpp in environments of their own, for `draftwell bench --set peers=NAMES`: PEERS= PEERS_DIR=
+peers: $(PEERS:%=$(PEERS_DIR)/%/.stamp) ## install other engines in environments of their own, for `draftwell bench --set peers=NAMES`: PEERS= PEERS_DIR=
 
 # Without dependencies, because the files name all of them but three that vLLM does not import with.
 $(PEERS_DIR)/%/.stamp: components/bench/peers/requirements-%.txt

@@ -127,7 +127,6 @@ def measure_with_peers(
         settings.peers,
         gamma=gamma_of(configs),
         context=longest_request(pair, prompts, settings.max_tokens),
-        temperature=settings.temperature,
         head=resources.artifacts.get("eagle3_head"),
         left_out=left_out,
     ) as groups:

@@ -13,7 +13,13 @@ from draftwell.serving.errors import DraftwellError
 
 DRIVERS = {
     name: Path(__file__).parent / "drivers" / f"{file}.py"
-    for name, file in (("vllm", "vllm_driver"), ("llama.cpp", "llama_cpp_driver"))
+    for name, file in (
+        ("vllm", "vllm_driver"),
+        ("llama.cpp", "llama_cpp_driver"),
+        ("openvino", "openvino_driver"),
+        ("xllamacpp", "xllamacpp_driver"),
+        ("onnxruntime", "onnx_driver"),
+    )
 }
 """Engines in environments of their own → the script that runs there."""
 VLLM_COMMAND = Path(__file__).parent / "drivers" / "vllm_command.py"

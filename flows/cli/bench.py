@@ -53,8 +53,8 @@ Peers = Annotated[
     tuple[str, ...],
     BeforeValidator(read_names),
     Field(
-        description="Also measure these libraries in the same run: transformers, vllm or llama.cpp "
-        "(`make peers` installs the last two)."
+        description="Also measure these libraries in the same run: transformers, or some that "
+        "`make peers` installs: vllm, llama.cpp, openvino, xllamacpp, onnxruntime."
     ),
 ]
 Concurrency = Annotated[
@@ -62,9 +62,9 @@ Concurrency = Annotated[
     BeforeValidator(read_counts),
     Field(
         description=(
-            "Measure throughput only: one request at a time, then this many at once. With "
-            "--engine URL: at each of these numbers of requests at once, such as 1,8,32; "
-            "default: 1."
+            "Measure throughput only: one request at a time, then this many at once; with several "
+            "numbers, such as 1,8,32, or peers, at each of these. With --engine URL: at each of "
+            "these; default: 1."
         )
     ),
 ]
@@ -161,5 +161,4 @@ def bench(
         return bench_elsewhere(context, rows)
     from draftwell.flows.cli.bench_run import bench_pair
 
-    take_one_level(context)
     bench_pair(context)

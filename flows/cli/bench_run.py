@@ -17,6 +17,7 @@ from draftwell.components.bench.answers.exactness import (
     exactness_table,
 )
 from draftwell.components.bench.bench import run_bench
+from draftwell.components.bench.loads import level_table, measure_levels
 from draftwell.components.bench.peers import check_peers
 from draftwell.components.bench.report.plots import bench_plots
 from draftwell.components.bench.report.tables import (
@@ -52,6 +53,7 @@ from draftwell.flows.steps.profile import find_or_measure_profile
 from draftwell.flows.workspace import Workspace, parse_settings
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_text
+from draftwell.serving.number_format import dtype_of, weights_of
 from draftwell.serving.runtime.strategies import StrategyChoice, build_strategy, find_strategy
 
 if TYPE_CHECKING:
@@ -97,7 +99,9 @@ def outputs_of(paths: Sequence[Path] | None, *, report_alone: bool = False) -> O
 def bench_pair(context: typer.Context) -> None:
     """Check the command's options, load the pair, measure, and show what was found."""
     given = context.params
-    settings = bench_settings(given)
+    levels = given["concurrency"]
+    several = levels and max(levels) > 1
+    settings = bench_settings({**given, "concurrency": max(levels) if several else None})
     wanted = parse_wanted(given["strategies"], given["parameters"])
     check_wanted(wanted)
     outputs = outputs_of(given["out"])
@@ -108,12 +112,11 @@ def bench_pair(context: typer.Context) -> None:
     check_peers(
         settings.peers,
         device=device,
-        temperature=settings.temperature,
         padded=given["pad_target"] is not None,
     )
     check_together(settings, device, given, outputs)
     file = given["prompts"]
-    slots = BESIDE if given["exactness"] else given["concurrency"]
+    slots = BESIDE if given["exactness"] else max(levels) if levels else None
     draft_device = pick_draft_device(given["draft_device"], device)
     rows = prompts_from(file) if file else demo_prompts()
     workspace = Workspace(given["pair"], given["dtype"], say, device)
@@ -128,7 +131,7 @@ def bench_pair(context: typer.Context) -> None:
             StrategyChoice(name, choice.parameters)
             for name, choice in zip(names, wanted, strict=True)
         ],
-        keep_modules=bool(settings.peers),
+        keep_modules=bool(settings.peers) and weights_of(workspace.dtype) is None,
     )
     rows = readable(pair, rows, file, settings.max_tokens)
     rows = chosen_rows(pair, rows, settings, given["limit"])
@@ -136,6 +139,8 @@ def bench_pair(context: typer.Context) -> None:
     resources = workspace.resources(pair, names, folder=given["artifacts"], profile=profile)
     if given["exactness"]:
         return check_exactness(pair, resources, wanted, rows, settings, workspace, tell)
+    if levels and (len(levels) > 1 or not several or settings.peers):
+        return bench_levels(pair, resources, wanted, rows, settings, levels, given, tell)
     if slots is not None:
         with progress("bench") as bar:
             asked = (pair, resources, wanted, rows, settings)
@@ -198,9 +203,11 @@ def check_together(
             "and temperature 0",
             code="check_cpu_needs_cuda",
         )
-    alone = settings.peers or outputs.markdown or outputs.plots or given["check_cpu"]
+    alone = outputs.markdown or outputs.plots or given["check_cpu"]
     more = given["profile"] is not None or settings.runs != BenchSettings().runs
-    if given["exactness"] and (alone or more or given["concurrency"] or settings.temperature > 0):
+    if given["exactness"] and (
+        settings.peers or alone or more or given["concurrency"] or settings.temperature > 0
+    ):
         raise DraftwellError(
             "exactness compares greedy answers in ways of its own: leave out concurrency, runs, "
             "temperature, profile, peers, check_cpu, and what --out names but a .json file",
@@ -208,8 +215,14 @@ def check_together(
         )
     if given["concurrency"] and (alone or given["profile"] is not None):
         raise DraftwellError(
-            "concurrency measures throughput only: leave out profile, peers, check_cpu, and what "
-            "--out names but a .json file",
+            "concurrency measures throughput only: leave out profile, check_cpu, and what --out "
+            "names but a .json file",
+            code="throughput_only",
+        )
+    if "transformers" in settings.peers and given["concurrency"]:
+        raise DraftwellError(
+            "transformers is measured one request at a time only: leave it out of peers, or leave "
+            "out concurrency",
             code="throughput_only",
         )
 
@@ -247,6 +260,28 @@ def check_exactness(
     tell(found, exactness_table(found))
     if differing(found):
         raise typer.Exit(1)
+
+
+def bench_levels(
+    pair: LoadedPair,
+    resources: StrategyResources,
+    wanted: Sequence[StrategyChoice],
+    rows: Sequence[Prompt],
+    settings: BenchSettings,
+    levels: Sequence[int],
+    given: Mapping[str, Any],
+    tell: Teller,
+) -> None:
+    """Several numbers of requests at once, beside peers; those read whole weights."""
+    source = pair
+    if settings.peers and weights_of(pair.dtype) is not None:
+        source = Workspace(given["pair"], dtype_of(pair.dtype), say, "cpu").load(keep_modules=True)
+    with progress("bench") as bar:
+        found = measure_levels(
+            pair, source, resources, wanted, rows, levels, settings, left_out={}, progress=bar
+        )
+    tell(found, level_table(found))
+    say_left_out(found["left_out"])
 
 
 def show_batches(found: Mapping[str, Any], tell: Teller) -> None:

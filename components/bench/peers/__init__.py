@@ -1,9 +1,9 @@
 """Peers: what users run today, measured in the same run as our strategies.
 
-`transformers` computes in this process, on the pair's own modules (`transformers_peer`). `vllm` and
-`llama.cpp` are engines (`components/engines`) in environments of their own, made by `make peers`: a
-process of their own decodes what the bench asks for, and is stopped while others compute. `loading`
-starts them, `model_files` and `gguf_file` write what they read.
+`transformers` computes in this process, on the pair's own modules (`transformers_peer`). The others
+are engines (`components/engines`) in environments of their own, made by `make peers`: a process of
+their own decodes what the bench asks for, and is stopped while others compute. `loading` starts
+them, `model_files` and `gguf_file` write what they read.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,12 @@ from draftwell.serving.errors import DraftwellError
 PEERS = ("transformers", *DRIVERS)
 
 
-def check_peers(
-    names: Sequence[str], *, device: str = "cpu", temperature: float = 0.0, padded: bool = False
-) -> None:
+def check_peers(names: Sequence[str], *, device: str = "cpu", padded: bool = False) -> None:
     """Refuse, before models are loaded, peers that could not be measured as the strategies are.
 
     Raises:
         DraftwellError: an unknown name (`unknown_peer`), one that is not installed, a name twice,
-            or a bench that is not a greedy one of the pair as it is on the CPU (`peer_settings`).
+            or a bench that is not one of the pair as it is on the CPU (`peer_settings`).
     """
     for name in names:
         if name not in PEERS:
@@ -34,7 +32,6 @@ def check_peers(
             interpreter(name)
             for wrong, what in (
                 (device != "cpu", "on the CPU (--device cpu)"),
-                (temperature > 0, "greedily (temperature 0)"),
                 (padded, "on the target as it is (without pad_target)"),
             ):
                 if wrong:

@@ -56,7 +56,9 @@ def start(settings: Settings) -> tuple[Decode, dict[str, Any]]:
 
     def decode(ids: Sequence[int], request: Request, tokens: Tokens) -> None:
         model.reset()  # else it would reuse the prefix of the prompt before
-        for token in model.generate(ids, temp=0.0):
+        model.set_seed(request["seed"])
+        drawn = {name: request[name] for name in ("top_k", "top_p")}
+        for token in model.generate(ids, temp=request["temperature"], min_p=0.0, **drawn):
             tokens.add(int(token))
             if token in request["stop_token_ids"] or len(tokens.ids) == request["max_tokens"]:
                 return

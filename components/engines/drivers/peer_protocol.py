@@ -99,8 +99,7 @@ def one_by_one(decode: Callable[[Sequence[int], Request, Tokens], None]) -> Deco
     """A library that decodes one prompt at a time."""
 
     def all_of(request: Request, found: list[Tokens]) -> None:
-        for ids, tokens in zip(request["prompts"], found, strict=True):
-            tokens.started = time.perf_counter()
-            decode(ids, request, tokens)
+        for place, (ids, tokens) in enumerate(zip(request["prompts"], found, strict=True)):
+            decode(ids, {**request, "seed": request["seed"] + place}, tokens)
 
     return all_of

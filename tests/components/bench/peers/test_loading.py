@@ -82,7 +82,6 @@ def test_a_peer_that_is_not_installed_names_the_task(
     ("settings", "named"),
     [
         ({"device": "cuda"}, "--device cpu"),
-        ({"temperature": 0.7}, "temperature"),
         ({"padded": True}, "pad_target"),
     ],
 )
@@ -228,6 +227,22 @@ def test_gguf_has_the_same_weights_as_transformers_reads_it(root: Path, pair: Lo
         expected = pair.modules["target"](ids).logits
         assert torch.equal(read(ids).logits.argmax(-1), expected.argmax(-1))
         assert torch.allclose(read(ids).logits, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("weights", "kind"), [("int8", "Q8_0"), ("int4", "Q4_1")])
+def test_gguf_rounds_what_our_layers_round(tmp_path: Path, weights: Any, kind: str) -> None:
+    gguf = pytest.importorskip("gguf")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=24, num_hidden_layers=1, **sizes)
+    write_gguf(LlamaForCausalLM(config), tmp_path / "m.gguf", weights=weights)
+    tensors = {
+        one.name: one.tensor_type.name for one in gguf.GGUFReader(tmp_path / "m.gguf").tensors
+    }
+    assert tensors["blk.0.ffn_gate.weight"] == kind
+    assert tensors["token_embd.weight"] == "F32", "embeddings and head keep their weights"
+    assert tensors["blk.0.attn_norm.weight"] == "F32"
 
 
 def test_gguf_keeps_bfloat16(tmp_path: Path) -> None:
