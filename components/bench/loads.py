@@ -30,6 +30,7 @@ from draftwell.components.bench.interleaved import (
     leaving_out,
     take_turns,
 )
+from draftwell.components.bench.peers.group import ProcessPeer
 from draftwell.components.bench.peers.loading import open_peers
 from draftwell.components.bench.runner import Config, labels_of
 from draftwell.components.bench.settings import BenchSettings
@@ -119,12 +120,7 @@ def measure_levels(  # noqa: PLR0913
     sampling = pair.sampling(
         max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed
     )
-    named = with_plain(configs)
-    own = replace(resources, deterministic=True)
-    decoders: list[Decoder] = []
-    for label, config in zip(labels_of(named), named, strict=True):
-        with leaving_out(label, left_out):
-            decoders.append(OwnDecoder(pair, own, config, label))
+    decoders = own_decoders(pair, resources, with_plain(configs), left_out)
     rows: list[dict[str, Any]] = []
     plain: dict[tuple[int, ...], list[int]] = {}
     with (
@@ -140,7 +136,11 @@ def measure_levels(  # noqa: PLR0913
             left_out=left_out,
         ) as peers,
     ):
-        decoders += [one.engine for peer in peers.values() for one in peer.contenders]
+        for peer in (one for group in peers.values() for one in group.contenders):
+            if isinstance(peer, ProcessPeer):
+                decoders.append(peer.engine)
+            elif left_out is not None:
+                left_out[peer.label] = "it decodes one request at a time"
         for level in levels:
             groups = groups_of(encoded, level, -(-len(encoded) // level))
             sides = measure_groups(decoders, groups, sampling, settings.runs, left_out, progress)
@@ -150,21 +150,41 @@ def measure_levels(  # noqa: PLR0913
                 row_of(label, groups, side, sides[REFERENCE], plain, greedy=sampling.greedy)
                 for label, side in sides.items()
             ]
-    shown = settings.model_dump(include={"max_tokens", "temperature", "runs", "seed"})
+    report: dict[str, Any] = {"rows": rows, "left_out": left_out or {}}
+    report["versions"] = {name: peer.version for name, peer in peers.items()}
+    report["notes"] = [note for peer in peers.values() for note in peer.notes]
+    return report | conditions_of(pair, encoded, settings)
+
+
+def conditions_of(
+    pair: LoadedPair, encoded: Sequence[Sequence[int]], settings: BenchSettings
+) -> dict[str, Any]:
+    """What was measured, and where."""
     return {
         "pair": pair.name,
         "machine": describe_machine(pair),
         "settings": {
-            "prompts": len(prompts),
+            "prompts": len(encoded),
             "dtype": pair.dtype,
             "longest_prompt": max(map(len, encoded)),
-            **shown,
+            **settings.model_dump(include={"max_tokens", "temperature", "runs", "seed"}),
         },
-        "versions": {name: peer.version for name, peer in peers.items()},
-        "notes": [note for peer in peers.values() for note in peer.notes],
-        "rows": rows,
-        "left_out": left_out or {},
     }
+
+
+def own_decoders(
+    pair: LoadedPair,
+    resources: StrategyResources,
+    configs: Sequence[Config],
+    left_out: dict[str, str] | None,
+) -> list[Decoder]:
+    """Our strategies; online state stays as it is."""
+    own = replace(resources, deterministic=True)
+    decoders: list[Decoder] = []
+    for label, config in zip(labels_of(configs), configs, strict=True):
+        with leaving_out(label, left_out):
+            decoders.append(OwnDecoder(pair, own, config, label))
+    return decoders
 
 
 def measure_groups(

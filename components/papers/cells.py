@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -224,9 +225,14 @@ class Cell(Settings):
 
     def label_of(self, spec: str) -> str:
         """The label of one contender."""
-        return {choice: label for label, choice in self.by_label.items()}[choice_of(spec)]
+        return self.by_choice[choice_of(spec)]
 
-    @property
+    @cached_property
+    def by_choice(self) -> dict[StrategyChoice, str]:
+        """Choice → label in the bench's report."""
+        return {choice: label for label, choice in self.by_label.items()}
+
+    @cached_property
     def by_label(self) -> dict[str, StrategyChoice]:
         """Label in the bench's report → choice."""
         choices = self.choices()

@@ -81,7 +81,8 @@ def write_head_gguf(folder: Path, layers: Sequence[int], file: Path, tokenizer: 
 
     config = LlamaConfig.from_pretrained(folder)
     state = load_file(folder / "model.safetensors")
-    writer = writer_of(file, "eagle3", config, config.rope_parameters["rope_theta"])
+    rope: Any = config.rope_parameters
+    writer = writer_of(file, "eagle3", config, rope["rope_theta"])
     writer.add_array("eagle3.target_layers", list(layers))
     writer.add_uint32("eagle3.target_hidden_size", config.hidden_size)
     writer.add_bool("eagle3.norm_before_residual", False)

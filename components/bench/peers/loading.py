@@ -40,6 +40,22 @@ ROOM = 64
 """Positions beyond prompt and answer: drafts reach over the end."""
 
 
+def check_modules(pair: LoadedPair) -> None:
+    """Refuse a pair whose modules hold no weights that peers could read."""
+    if any(
+        parameter.numel() == 0
+        for module in pair.modules.values()
+        for parameter in module.parameters()
+    ):
+        raise DraftwellError(
+            (
+                "the pair's transformers modules gave up their weights: load it with "
+                "keep_modules=True to measure peers"
+            ),
+            code="modules_without_weights",
+        )
+
+
 @contextmanager
 def open_peers(
     pair: LoadedPair,
@@ -65,18 +81,8 @@ def open_peers(
         DraftwellError: what `check_peers` and `EngineProcess` raise.
     """
     check_peers(names, device=pair.device, padded=pair.padded_to is not None)
-    if names and any(
-        parameter.numel() == 0
-        for module in pair.modules.values()
-        for parameter in module.parameters()
-    ):
-        raise DraftwellError(
-            (
-                "the pair's transformers modules gave up their weights: load it with "
-                "keep_modules=True to measure peers"
-            ),
-            code="modules_without_weights",
-        )
+    if names:
+        check_modules(pair)
     limit = (
         int(pair.modules["target"].config.get_text_config().max_position_embeddings) if names else 0
     )

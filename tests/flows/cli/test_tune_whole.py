@@ -83,6 +83,6 @@ def test_a_target_alone_is_tuned_among_what_needs_no_draft(
     assert (card["draft"], card["verdict"], card["exact"]) == (None, "passed", True)
     # The card has room for some of them, by their speeds; the evidence has all.
     (evidence,) = (own_stores / "draftwell" / "pairs" / "big").rglob("tuning.json")
-    names = {trial["strategy"] for trial in json.loads(evidence.read_text())["trials"]}
+    names = {figure["strategy"] for figure in json.loads(evidence.read_text())["measured"]}
     assert "prompt_lookup" in names
     assert not names & {"vanilla_sd", "spide", "pearl"}
