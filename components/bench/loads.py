@@ -15,8 +15,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
 from draftwell.components.bench.bench import gamma_of, with_plain
-from draftwell.components.bench.engines.figures import by_prompt
+from draftwell.components.bench.engines.figures import figure_of
 from draftwell.components.bench.engines.measure import (
+    Beside,
     Group,
     Side,
     groups_of,
@@ -30,14 +31,13 @@ from draftwell.components.bench.interleaved import (
     leaving_out,
     take_turns,
 )
-from draftwell.components.bench.peers.group import ProcessPeer
+from draftwell.components.bench.peers.group import PAUSE, ProcessPeer
 from draftwell.components.bench.peers.loading import open_peers
 from draftwell.components.bench.runner import Config, labels_of
 from draftwell.components.bench.settings import BenchSettings
 from draftwell.components.collect.decoding import run_all
 from draftwell.components.engines.port import Answer, Decoded
 from draftwell.components.prompts.prompt import Prompt, ids_of
-from draftwell.components.report.intervals import ratio_of
 from draftwell.components.report.machine import describe_machine, using_threads
 from draftwell.components.report.tables import number, rich_table
 from draftwell.serving.number_format import weights_of
@@ -90,6 +90,17 @@ class OwnDecoder:
         return Decoded(seconds=seconds, answers=answers)
 
 
+class PeerDecoder:
+    """A peer's engine, which waits until our own threads sleep."""
+
+    def __init__(self, peer: ProcessPeer):
+        self.engine, self.label = peer.engine, peer.label
+
+    def decode(self, prompts: Group, sampling: Sampling) -> Decoded:
+        time.sleep(PAUSE)
+        return self.engine.decode(prompts, sampling)
+
+
 def measure_levels(  # noqa: PLR0913
     pair: LoadedPair,
     source: LoadedPair,
@@ -136,11 +147,8 @@ def measure_levels(  # noqa: PLR0913
             left_out=left_out,
         ) as peers,
     ):
-        for peer in (one for group in peers.values() for one in group.contenders):
-            if isinstance(peer, ProcessPeer):
-                decoders.append(peer.engine)
-            elif left_out is not None:
-                left_out[peer.label] = "it decodes one request at a time"
+        found = [one for group in peers.values() for one in group.contenders]
+        decoders += [PeerDecoder(one) for one in found if isinstance(one, ProcessPeer)]
         for level in levels:
             groups = groups_of(encoded, level, -(-len(encoded) // level))
             sides = measure_groups(decoders, groups, sampling, settings.runs, left_out, progress)
@@ -239,7 +247,9 @@ def row_of(
 ) -> dict[str, Any]:
     """A decoder's figures at one level."""
     places, own = places_of(groups), answers_of(groups, side)
-    ratio = ratio_of(by_prompt(reference, places), by_prompt(side, places))
+    figure = figure_of(
+        label, Beside(at_once=len(groups[0]), plain=reference, other=side, prompts=places)
+    )
     return {
         "label": label,
         "at_once": len(groups[0]),
@@ -247,9 +257,9 @@ def row_of(
         "prompts": len(own),
         "tokens_per_second": sum(side.tokens) / sum(side.seconds),
         "first_token_ms": 1e3 * median(one for group in side.first_token_seconds for one in group),
-        "ratio": ratio.ratio,
-        "low": ratio.low,
-        "high": ratio.high,
+        "ratio": figure.ratio,
+        "low": figure.low,
+        "high": figure.high,
         "identical": sum(plain[ids] == output for ids, output in own.items()) if greedy else None,
     }
 

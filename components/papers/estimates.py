@@ -143,6 +143,8 @@ def of_sums(entry: BenchEntry, rows: Sequence[Sides], *, less: bool = False) -> 
     Args:
         rows: of each text `(a, b)`, or `(a, b, c, d)`: Σa / Σb over, or less, Σc / Σd.
     """
+    if not rows:
+        return None
     table = np.array(rows, float)  # None becomes NaN
     known = ~np.isnan(table).any(axis=1)
     ids = [row.prompt_id for row, one in zip(entry.per_prompt, known, strict=True) if one]
@@ -241,7 +243,7 @@ def efficiency(entry: BenchEntry, base: BenchEntry | None = None) -> Estimate | 
 
 def drafts_first(entry: BenchEntry) -> bool:
     """Whether the target's reading of the prompt also judges a draft."""
-    return entry.strategy in DRAFT_FIRST or entry.parameters.get("draft_first") == "true"
+    return entry.strategy in DRAFT_FIRST or entry.parameters.get("draft_first") in ("true", "True")
 
 
 def ratio_of_medians(mine: BenchEntry, base: BenchEntry) -> Estimate:

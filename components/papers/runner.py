@@ -187,10 +187,10 @@ def benched(
             used = replace(resources, artifacts={**resources.artifacts, "verifier": one})
             choice = StrategyChoice("sprinter", {"tau": TAU})
             further.append(StrategyContender(pair, used, choice, role))
-    elif any(choice.name == "sprinter" for choice in cell.choices()):
+    elif any(choice.name.partition("@")[0] == "sprinter" for choice in cell.choices()):
         shipped = resources.artifacts.get("verifier")
-        assert isinstance(shipped, Verifier)
-        aucs = measured_aucs(cell, pair, shipped, prompts, planned.folder)
+        if isinstance(shipped, Verifier):
+            aucs = measured_aucs(cell, pair, shipped, prompts, planned.folder)
     # Each prompt in the list again has a seed of its own: the bench gives every place in it the
     # next one.
     report = run_bench(

@@ -219,6 +219,17 @@ def check_together(
             "names but a .json file",
             code="throughput_only",
         )
+    if (
+        settings.peers
+        and given["dtype"]
+        and weights_of(given["dtype"])
+        and not given["concurrency"]
+    ):
+        raise DraftwellError(
+            f"peers stand beside weights of fewer bytes at numbers of requests at once only: add "
+            f"--set concurrency=1, or use the dtype {dtype_of(given['dtype'])}",
+            code="weights_unsupported",
+        )
     if "transformers" in settings.peers and given["concurrency"]:
         raise DraftwellError(
             "transformers is measured one request at a time only: leave it out of peers, or leave "

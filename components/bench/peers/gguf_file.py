@@ -61,7 +61,7 @@ def write_gguf(
     config = module.config
     check_shape(config)
     writer = writer_of(file, "llama", config, config.rope_parameters["rope_theta"])
-    add_vocabulary(writer, tokenizer)
+    add_vocabulary(writer, tokenizer, config)
     for name, weight in renamed(module):
         inner = weight.dim() > 1 and name.startswith("blk.") and weight.shape[1] % GROUP == 0
         add_weight(writer, name, weight, ROUNDED[weights] if inner and weights else None)
@@ -86,7 +86,7 @@ def write_head_gguf(folder: Path, layers: Sequence[int], file: Path, tokenizer: 
     writer.add_array("eagle3.target_layers", list(layers))
     writer.add_uint32("eagle3.target_hidden_size", config.hidden_size)
     writer.add_bool("eagle3.norm_before_residual", False)
-    add_vocabulary(writer, tokenizer)
+    add_vocabulary(writer, tokenizer, config)
     tokens = state.pop("d2t") + torch.arange(config.draft_vocab_size)
     writer.add_tensor("d2t", tokens.long().numpy())
     add_weight(writer, "fc.weight", state.pop("fc.weight"))
@@ -128,26 +128,30 @@ def writer_of(file: Path, kind: str, config: Any, rope_theta: float) -> Any:
     return writer
 
 
-def add_vocabulary(writer: Any, tokenizer: Path | None) -> None:
-    """The words of a `tokenizer.json`; texts are never split here, so how it would split them is
-    left out."""
-    if tokenizer is None:
+def add_vocabulary(writer: Any, tokenizer: Path | None, config: Any) -> None:
+    """The words of a `tokenizer.json` of byte pairs, one for each row of the embedding; texts are
+    never split here, so how it would split them is left out. None of another kind."""
+    found = json.loads(tokenizer.read_text(encoding="utf-8")) if tokenizer else None
+    if found is None or found["model"]["type"] != "BPE":
         writer.add_tokenizer_model("none")
         return
     import gguf
 
-    found = json.loads(tokenizer.read_text(encoding="utf-8"))
-    ids = found["model"]["vocab"] | {one["content"]: one["id"] for one in found["added_tokens"]}
-    special = {one["id"] for one in found["added_tokens"]}
-    words = sorted(ids, key=ids.__getitem__)
+    kinds = gguf.TokenType
+    words = [f"[UNUSED{number}]" for number in range(config.vocab_size)]
+    types = [kinds.UNUSED] * len(words)
+    for word, number in found["model"]["vocab"].items():
+        words[number], types[number] = word, kinds.NORMAL
+    for one in found["added_tokens"]:
+        words[one["id"]], types[one["id"]] = one["content"], kinds.CONTROL
     merges = found["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(words)
-    kinds = gguf.TokenType
-    writer.add_token_types(
-        [kinds.CONTROL if ids[word] in special else kinds.NORMAL for word in words]
-    )
+    writer.add_token_types(types)
+    ends = config.eos_token_id
+    for end in ends[:1] if isinstance(ends, list) else [] if ends is None else [ends]:
+        writer.add_eos_token_id(end)
     writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in merges])
 
 

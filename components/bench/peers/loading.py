@@ -149,7 +149,7 @@ def variants_of(
 def drafting(name: str, pair: LoadedPair, gamma: int, head: Eagle3Head | None) -> dict[str, Any]:
     """Drafts of OpenVINO's or xllamacpp's by a head, or by the pair's draft without one."""
     if name == "xllamacpp":
-        file = gguf_of(pair, "draft") if head is None else head_gguf(pair, head)
+        file = gguf_of(pair, "draft", vocabulary=True) if head is None else head_gguf(pair, head)
         return {"tokens": gamma, "draft": str(file), "eagle3": head is not None}
     folder = model_folder(pair, "draft") if head is None else head_folder(pair, head)
     return {"tokens": gamma, "draft": str(openvino_folder(folder, folder.name))}
@@ -193,6 +193,7 @@ def fixed_of(name: str, pair: LoadedPair, weights: Weights | None) -> dict[str, 
     model = {
         "openvino": lambda: openvino_folder(target, made, weights),
         "onnxruntime": lambda: onnx_folder(target, made, weights),
+        "xllamacpp": lambda: gguf_of(pair, weights=weights, vocabulary=True),
     }.get(name, lambda: gguf_of(pair, weights=weights))
     return {"model": str(model()), "dtype": pair.dtype, "weights": weights}
 

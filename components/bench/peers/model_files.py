@@ -44,22 +44,29 @@ def head_folder(pair: LoadedPair, head: Eagle3Head) -> Path:
     )
 
 
-def gguf_of(pair: LoadedPair, role: Role = "target", weights: Weights | None = None) -> Path:
-    """A model of the pair as GGUF with the target's vocabulary, where that is of byte pairs.
+def gguf_of(
+    pair: LoadedPair,
+    role: Role = "target",
+    weights: Weights | None = None,
+    *,
+    vocabulary: bool = False,
+) -> Path:
+    """A model of the pair as GGUF.
 
     Args:
+        vocabulary: with the target's words, where they are of byte pairs: the server needs some.
         weights: round the layers' matrices; None: they have the pair's dtype, which its fingerprint
             depends on.
     """
 
+    kind = f"{weights or 'gguf'}{'-words' if vocabulary else ''}"
+
     def write(into: Path) -> None:
         words = model_folder(pair, "target") / "tokenizer.json"
-        tokenizer = words if words.is_file() else None
+        tokenizer = words if vocabulary and words.is_file() else None
         write_gguf(pair.modules[role], into / GGUF, weights=weights, tokenizer=tokenizer)
 
-    return (
-        made_once(f"{pair.name}-{role}-{weights or 'gguf'}-{pair.fingerprint[:12]}", write) / GGUF
-    )
+    return made_once(f"{pair.name}-{role}-{kind}-{pair.fingerprint[:12]}", write) / GGUF
 
 
 def head_gguf(pair: LoadedPair, head: Eagle3Head) -> Path:

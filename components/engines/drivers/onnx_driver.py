@@ -1,7 +1,6 @@
 """ONNX Runtime GenAI: plain decoding, one prompt after the other.
 
-Settings: `model` (a folder of its model builder), `weights` (None, int8 or int4), `threads`,
-`context`.
+Settings: `model` (a folder of its model builder), `weights` (None, int8 or int4), `threads`.
 """
 
 from __future__ import annotations

@@ -244,6 +244,7 @@ int64_t draftwell_lanes() { return LANES; }
 
 // 0, or 1 where there was not enough memory.
 int64_t draftwell_layers(const Decoder* decoder, const Pass* pass) {
+    if (!pass->tokens) return 0;
     static thread_local Buffers own_buffers;
     Buffers& own = own_buffers;  // of the thread that calls, shared by its team
     const int64_t tokens = pass->tokens, heads = decoder->shape.heads * decoder->shape.dim;
@@ -285,6 +286,7 @@ void draftwell_norm(const float* x, const float* weight, float* out, int64_t tok
 
 // x [tokens, count] → out [tokens, weight->outputs].
 int64_t draftwell_product(const float* x, const Weight* weight, float* out, int64_t tokens) {
+    if (!tokens) return 0;
     static thread_local Scratch<float> own_inputs;
     float* inputs;
     try {

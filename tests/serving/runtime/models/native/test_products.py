@@ -52,6 +52,7 @@ def test_a_token_is_multiplied_as_by_torch_and_alike_in_any_company(
     # where int4 is multiplied two at once, its weights are rounded to bfloat16
     limit = 0.2 if (dtype, weights) == (torch.bfloat16, "int4") else 1e-3
     torch.testing.assert_close(found.double(), wanted, atol=limit, rtol=1e-3)
+    assert own.in_float32(x[:0]).shape == (0, shape[0])
     for tokens in (1, 2, 5, 6, 7, 11, 12, 13, 16, 17, 24, 25, 32, 33, 48, 69):
         assert torch.equal(own.in_float32(x[:tokens]), found[:tokens]), tokens
 
@@ -93,7 +94,12 @@ def test_tiles_multiply_where_a_processor_has_them(tmp_path: Path) -> None:
     made = tmp_path / "decoder.s"
     command = [str(compiler()), "-O2", "-std=c++17", "-fopenmp", "-S", *flags, str(SOURCE)]
     subprocess.run([*command, "-o", str(made)], check=True, timeout=120)
-    assert made.read_text().count("tdpbf16ps") >= 4, "32 tokens by two vectors"
+    text = made.read_text()
+    for reader in ("8Bfloat16", "4Int8", "4Int4"):
+        name = rf"_\w*product_by\w*{reader}\w*"
+        found = re.search(rf"^({name}):$(.*?)^\s*\.size\s+\1,", text, re.DOTALL | re.MULTILINE)
+        assert found is not None, reader
+        assert found[2].count("tdpbf16ps") >= 4, "32 tokens by two vectors"
 
 
 def test_weights_lie_side_by_side_and_stay_when_the_next_room_is_taken() -> None:
