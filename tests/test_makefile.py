@@ -128,7 +128,12 @@ def test_peers_are_installed_from_exact_versions_and_only_once(checkout: Path) -
             REPO / folder.relative_to(checkout) / f"requirements-{name}.txt",
             folder / f"requirements-{name}.txt",
         )
-    assert make(checkout, "peers", f"PYTHON={python}", "PEERS_DIR=made").returncode == 0
+    assert (
+        make(
+            checkout, "peers", f"PYTHON={python}", "PEERS_DIR=made", "PEERS=vllm llama.cpp"
+        ).returncode
+        == 0
+    )
     asked = log.read_text().splitlines()
     assert [line for line in asked if "venv" in line] == [
         "-m venv made/vllm",
@@ -148,7 +153,12 @@ def test_peers_are_installed_from_exact_versions_and_only_once(checkout: Path) -
         "made/llama.cpp/.stamp",
     ]
     (checkout / "made" / "vllm" / ".stamp").unlink()
-    assert make(checkout, "peers", f"PYTHON={python}", "PEERS_DIR=made").returncode == 0
+    assert (
+        make(
+            checkout, "peers", f"PYTHON={python}", "PEERS_DIR=made", "PEERS=vllm llama.cpp"
+        ).returncode
+        == 0
+    )
     assert [line for line in log.read_text().splitlines()[len(asked) :] if "venv" in line] == [
         "-m venv made/vllm"
     ]
