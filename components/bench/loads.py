@@ -120,7 +120,6 @@ def measure_levels(  # noqa: PLR0913
         source: the same pair with its modules, in whole weights, which peers read; they round them
             as `pair` does.
         levels: requests at once, in ascending order.
-        left_out: as of `run_bench`.
     Returns:
         plain JSON: `pair`, `machine`, `settings`, `versions` and `notes` of peers, `left_out`, and
         `rows`: dicts with `label`, `at_once`, `groups`, `prompts`, `tokens_per_second`,

@@ -139,7 +139,7 @@ def take_one_level(context: typer.Context) -> None:
     if len(levels) != 1 or levels[0] < FEWEST_AT_ONCE:
         raise DraftwellError(
             "--set concurrency takes one number from 2 here, beside one request at a time; several "
-            "numbers are for an engine at an address",
+            "numbers are for our own engine and for one at an address",
             code="engine_option",
         )
     [context.params["concurrency"]] = levels

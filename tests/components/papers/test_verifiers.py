@@ -236,7 +236,7 @@ def test_it_is_shown(file: CellFile) -> None:
 def test_a_role_has_one_meaning_and_other_cells_stay_as_they_are() -> None:
     with pytest.raises(ValidationError, match="SD: a role has contenders or a verifier, not both"):
         changed(CELL, verifiers={"SD": "maths-train"})
-    settings = changed(CELL, verifiers={}, training_prompts=0).settings()
+    settings = changed(CELL, verifiers={}, training_prompts=0, training_tokens=64).settings()
     assert not {"verifiers", "training_prompts", "training_tokens"} & set(settings)
     full = changed(CELL, training_tokens=64).settings()
     assert "training_tokens" not in full, "the kept cells are from before it could be set"

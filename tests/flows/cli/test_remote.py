@@ -131,7 +131,6 @@ def test_mistakes_are_one_line(ask: Callable[..., Any], run: Any, served_by: Ser
         assert KEY not in done.output
     for words, told in (
         ("bench --set plain=http://host:1", "--set plain means nothing with --engine draftwell"),
-        ("bench --set concurrency=1,8", "one number from 2"),
     ):
         done = run(words)
         assert done.exit_code == 2
