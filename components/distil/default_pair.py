@@ -3,9 +3,9 @@
     python -m draftwell.components.distil.default_pair --target FOLDER --prompts FILE --work FOLDER
     --out FOLDER --minutes 60
 
-makes OUT/draft, OUT/qualifier (the draft, grown; on the same corpus) and OUT/head (on a corpus with
-the states of three layers, in WORK/corpus); those that are there already are kept. Every step keeps
-its finished work: instructions, shards of the target's own outputs, training checkpoints.
+makes OUT/draft, OUT/qualifier (the draft, grown) and OUT/head, all on one corpus with the states of
+three layers, in WORK/corpus; those that are there already are kept. Every step keeps its finished
+work: instructions, shards of the target's own outputs, training checkpoints.
 
 The target is asked the prompts, and instructions that it invents. No prompt of an evaluation set
 belongs there. Those of the shipped artifacts were GSM8K's training questions, rows of nine further
@@ -27,7 +27,7 @@ from draftwell.components.distil.distil import (
     ids_that_fit,
     target_alone,
 )
-from draftwell.components.distil.eagle3.distil import distil_head
+from draftwell.components.distil.eagle3.distil import CORPUS, distil_head
 from draftwell.components.distil.eagle3.network import default_features
 from draftwell.components.distil.eagle3.training import HeadRecipe
 from draftwell.components.distil.family import grow, keep_layers
@@ -40,7 +40,7 @@ from draftwell.serving.artifacts.base import MANIFEST
 from draftwell.serving.artifacts.distilled_draft import DistilledDraft
 from draftwell.serving.artifacts.pair_files import PairFiles, fingerprint, weights_digest
 
-INVENTED, NEW_TOKENS, AT_ONCE = 2560, 128, 32
+INVENTED, NEW_TOKENS, AT_ONCE = 12288, 160, 64
 GENTLE = 3e-4
 """Peak learning rate for layers that are a draft already."""
 MIDDLE, MIDDLE_AT = (6, 12, 18, 24), 2
@@ -84,8 +84,10 @@ def main(
 def source_of(target: Path, prompts: str, work: Path) -> Source:
     """The target with its writer and the prompts that it is asked."""
     longest = LONGEST_PROMPT + NEW_TOKENS
-    pair = target_alone(NAME, target, dtype="float32", slots=AT_ONCE, max_context=longest)
-    donor, writer = weights_digest(target), Writer(pair, AT_ONCE)
+    pair = target_alone(NAME, target, dtype="float32", max_context=longest)
+    layers = default_features(pair.modules["target"].config.num_hidden_layers)
+    writing = target_alone(NAME, target, dtype="bfloat16", slots=AT_ONCE, max_context=longest)
+    donor, writer = weights_digest(target), Writer(writing, AT_ONCE, features=layers)
     invented = kept_instructions(writer, pair, INVENTED, donor, work, typer.echo)
     asked = different([*load_prompts(prompts), *invented])
     rows = ids_that_fit(pair, asked, LONGEST_PROMPT, typer.echo)
@@ -106,7 +108,7 @@ def make_draft(role: str, source: Source, work: Path, out: Path, minutes: float)
     recipe = Recipe(layers=LAYERS[role], minutes=minutes)
     if draft is not None:
         recipe = replace(recipe, peak_rate=GENTLE)
-    artifact, _ = distil_draft(source, recipe, work, new=new, say=typer.echo)
+    artifact, _ = distil_draft(source, recipe, work / CORPUS, new=new, say=typer.echo)
     artifact.provenance.parameters["started_from"] = (
         "the target's layers"
         if draft is None
@@ -117,10 +119,7 @@ def make_draft(role: str, source: Source, work: Path, out: Path, minutes: float)
 
 def make_head(source: Source, work: Path, out: Path, minutes: float, target: Path) -> None:
     """The head, bound to the pair of target, draft and qualifier."""
-    pair = source.target
-    layers = default_features(pair.modules["target"].config.num_hidden_layers)
-    recipe = HeadRecipe(layers=layers, minutes=minutes)
-    source = replace(source, writer=Writer(pair, AT_ONCE, features=layers))
+    recipe = HeadRecipe(layers=source.writer.features, minutes=minutes)
     head, _ = distil_head(source, recipe, work, say=typer.echo)
     bound = PairFiles(NAME, target, draft=out / "draft", qualifier=out / "qualifier")
     head = head.bound_to(NAME, fingerprint(bound, "bfloat16"))

@@ -76,7 +76,7 @@ def losses(
     with torch.autocast(device.type, dtype=torch.bfloat16):
         states = draft.base_model(input_ids=ids, use_cache=False).last_hidden_state
         mine = torch.cat([states[i, 1 : len(s.ids) - 1] for i, s in enumerate(group)])
-        wanted = torch.cat([s.hidden[1:] for s in group]).to(device)
+        wanted = torch.cat([s.hidden[1:, -mine.shape[-1] :] for s in group]).to(device)
         logits, target = head(mine), head(wanted).log_softmax(-1)
     hidden = F.mse_loss(mine.float(), wanted.float()) / wanted.float().var()
     weight = torch.where(written, 1.0, recipe.prompt_weight)

@@ -1,5 +1,5 @@
 """How the target writes the text that a draft learns from: batched decoding over the slots of the
-engine, on any device, then one teacher-forced pass of each text for its states."""
+engine, on any device, whose states are kept as they pass."""
 
 from __future__ import annotations
 
@@ -11,14 +11,36 @@ import torch
 from torch import Tensor
 
 from draftwell.components.collect.decoding import decode_all, room
-from draftwell.serving.runtime.commands import Forward
+from draftwell.serving.runtime.commands import Forward, Step
 from draftwell.serving.runtime.engine.thread_governor import ThreadGovernor
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.requests import Sampling
-from draftwell.serving.runtime.strategies import build_strategy
+from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies import Strategy, build_strategy
+from draftwell.serving.runtime.strategies.base import StrategyResources
+from draftwell.serving.runtime.strategies.lossless.autoregressive import Autoregressive
 
 LIKELIEST = 64
 """Sampled tokens come from this many of the likeliest."""
+
+
+class Noting(Autoregressive):
+    """Plain decoding of one text that keeps the states of all it has read.
+
+    Args:
+        states: whether the target keeps any.
+    """
+
+    states: Tensor
+
+    def __init__(self, states: bool):
+        super().__init__(Autoregressive.Config(), StrategyResources())
+        self._wanted = states
+
+    def run(self, session: Session) -> Step[None]:
+        yield from super().run(session)
+        if self._wanted:
+            self.states = session.target.hidden_states(0, session.target.length).cpu().clone()
 
 
 class Writer:
@@ -43,16 +65,24 @@ class Writer:
     ):
         self.pair, self.at_once, self.governor, self.features = pair, at_once, governor, features
         self.identity = f"slots {pair.dtype}" + (f" features {features}" if features else "")
-        if features:
-            pair.models["target"].keep_hidden_states(features)  # type: ignore[attr-defined]  # of targets like Llama
+        model: Any = pair.models["target"]
+        self._notes: bool = model.keeps_states
+        if self._notes:
+            count = model.module.config.get_text_config().num_hidden_layers
+            model.keep_hidden_states((*features, count))
 
     def greedy(self, rows: Sequence[list[int]], new_tokens: int) -> list[tuple[list[int], Tensor]]:
         """For each prompt its output, up to and with a stop token, and the target's states
-        `[prompt + output − 1, …]`, which predict tokens 1.. of both (`states_of`)."""
+        `[prompt + output − 1, (features + 1) * hidden]`, which predict tokens 1.. of both: those of
+        `features`, then the normalised last ones."""
         sampling = self.pair.sampling(max_tokens=new_tokens)
-        outputs, model = self._decode(rows, [sampling] * len(rows)), self.pair.models["target"]
+        strategies = [Noting(self._notes) for _ in rows]
+        outputs = self._decode(rows, [sampling] * len(rows), strategies)
+        if self._notes:
+            return [(out, one.states) for out, one in zip(outputs, strategies, strict=True)]
+        model = self.pair.models["target"]
         return [
-            (output, states_of(model, [*ids, *output[:-1]], len(self.features)))
+            (output, states_of(model, [*ids, *output[:-1]]))
             for ids, output in zip(rows, outputs, strict=True)
         ]
 
@@ -68,11 +98,16 @@ class Writer:
                 )
                 for i in range(len(rows))
             ],
+            [build_strategy("autoregressive")] * len(rows),
         )
 
-    def _decode(self, rows: Sequence[list[int]], samplings: Sequence[Sampling]) -> list[list[int]]:
+    def _decode(
+        self,
+        rows: Sequence[list[int]],
+        samplings: Sequence[Sampling],
+        strategies: Sequence[Strategy],
+    ) -> list[list[int]]:
         engine = self.pair.engine(governor=self.governor)
-        strategies = [build_strategy("autoregressive")] * len(rows)
         with self.governor or nullcontext():
             return decode_all(
                 engine,

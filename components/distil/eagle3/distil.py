@@ -17,6 +17,9 @@ from draftwell.components.distil.training import head_of
 from draftwell.components.train.fit import Say
 from draftwell.serving.artifacts.eagle3_head import Eagle3Head
 
+CORPUS = "corpus"
+"""Folder of the shards, in the work folder."""
+
 
 def distil_head(
     source: Source, recipe: HeadRecipe, work: Path, *, say: Say = print
@@ -35,7 +38,7 @@ def distil_head(
     """
     module = source.target.modules["target"]
     check_startable(module)  # refused before hours are spent on the corpus
-    corpus = texts_of(source, work / "corpus", say)
+    corpus = texts_of(source, work / CORPUS, say)
     head = head_of(corpus, module, recipe.head_tokens, source.target.models["target"].vocab_size)
     embeddings = module.get_input_embeddings().weight.detach()
     config = head_config(module.config, len(head.ids), recipe.layers)

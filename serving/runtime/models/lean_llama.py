@@ -201,8 +201,9 @@ class LeanLlama(TransformersModel):
             entered = Entered(self.features, rows) if self.features else None
             own_ids, own_positions = ids[at:end], positions[at:end]
             if self.native is not None:
+                before = [layer for layer in self.features if layer < len(self.layers)]
                 x, noted = self.native(
-                    self._embed(own_ids), own_positions, rows, trees, skip=skip, noted=self.features
+                    self._embed(own_ids), own_positions, rows, trees, skip=skip, noted=before
                 )
                 states.append(self.native.norm(x, self.final_norm).to(self.dtype))
                 if entered is not None and noted is not None:
@@ -211,6 +212,7 @@ class LeanLlama(TransformersModel):
                 attention = RowAttention(self.slots, rows, self.shape, trees)
                 states.append(self.run_layers(own_ids, own_positions, attention, entered, skip))
             if entered is not None:
+                entered.enter(len(self.layers), states[-1])
                 entered.store(self.slots)
             at = end
         return states[0] if len(states) == 1 else torch.cat(states)

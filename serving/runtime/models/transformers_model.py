@@ -180,7 +180,7 @@ class TransformersModel(ModuleModel):
 
     def keep_hidden_states(self, layers: tuple[int, ...]) -> None:
         """Keep the hidden states before these layers from now on, for each position that is read
-        into a request's slot.
+        into a request's slot; the number of layers stands for the normalised states after the last.
 
         Raises:
             DraftwellError: those of other layers are kept already, for another head
@@ -194,7 +194,7 @@ class TransformersModel(ModuleModel):
                 code="other_layers",
             )
         count = self.module.config.get_text_config().num_hidden_layers
-        if not all(0 <= layer < count for layer in layers):
+        if not all(0 <= layer <= count for layer in layers):
             raise DraftwellError(
                 f"a head reads the hidden states before the layers {layers}, and the target has "
                 f"{count}: use a head that was trained for this target",

@@ -195,7 +195,7 @@ static void attend_by_vectors(const Shape& shape, const Row& row, int64_t layer,
     }
     for (int64_t number = 0; number < queries; number++) {
         float* into = out + ((t0 + number / groups) * shape.heads + head * groups + number % groups) * dim;
-        for (int64_t i = 0; i < dim; i++) into[i] = found[number * width + i] / sums[number];
+        for (int64_t at = 0; at < dim; at += LANES) store(into + at, floats_at(found + number * width + at) / sums[number], dim - at);
     }
 }
 
@@ -229,22 +229,28 @@ INLINE Pairs some_halves_at(const uint16_t* from, int64_t count) {
 static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, int64_t head, int64_t t0, int64_t t1, int64_t window,
                             const float* query, int64_t stride, float* out) {
     static thread_local Scratch<float> scored, summed;
-    static thread_local Scratch<uint16_t> asked, weighed, turned;
+    static thread_local Scratch<uint16_t> asked, weighed, turned, copied;
     static thread_local std::vector<int64_t> path;
     static thread_local std::vector<float> sums;
     if (row.parents) path_to(row.parents, t0, path);
     const int64_t groups = shape.groups(), dim = shape.dim, width = (dim + WIDTH - 1) / WIDTH * WIDTH, queries = (t1 - t0) * groups;
     const int64_t end = row.start + (row.parents ? (int64_t)path.size() : t1), least = row.parents ? end : row.start + t0 + 1;
     const int64_t from = window ? std::max<int64_t>(0, least - window) / CHUNK * CHUNK : 0, room = (end + CHUNK - 1) / CHUNK * CHUNK;
-    // keys (0) or values (1) of positions from `at` on, none from `end` on
-    const auto find_lines = [&](int64_t which, int64_t at, int64_t count, const uint16_t** lines) {
+    uint16_t* copies = copied.room(CHUNK * dim);
+    // Keys (0) or values (1) of `count` positions from `at` on, with zeros from `end` on: where they are, or as copies. What comes after
+    // them is fetched.
+    const auto lines_at = [&](int64_t which, int64_t at, int64_t count) -> const uint16_t* {
         const uint16_t* memory = (const uint16_t*)row.memory[2 * layer + which] + head * row.head_stride;
-        for (int64_t i = 0; i < count; i++) {
-            const int64_t place = row.parents && at + i >= row.start && at + i < end ? row.start + path[at + i - row.start] : at + i;
-            lines[i] = at + i < end ? memory + place * dim : nullptr;
+        const int64_t straight = row.parents ? row.start : end, last = std::min(end, at + count);
+        if (at + count <= straight) {
+            for (int64_t i = 0; i < count * dim; i += 2 * LANES) __builtin_prefetch(memory + (at + count) * dim + i);
+            return memory + at * dim;
         }
+        std::fill(copies, copies + count * dim, 0);
+        for (int64_t i = at; i < last; i++)
+            std::copy_n(memory + (i < straight ? i : row.start + path[i - row.start]) * dim, dim, copies + (i - at) * dim);
+        return copies;
     };
-    const uint16_t* lines[CHUNK];
     float *scores = scored.room(queries * room), *found = summed.room(queries * width);
     uint16_t *asks = asked.room(2 * queries * width), *asks_low = asks + queries * width;
     uint16_t *weights = weighed.room(2 * queries * room), *weights_low = weights + queries * room;
@@ -259,11 +265,11 @@ static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, i
     const Tiles tiles(queries);
     for (int64_t at = from; at < end; at += CHUNK) {
         uint16_t* into = turned_lines;  // of 32 dimensions, of 16 positions: the positions of each pair of dimensions
-        find_lines(0, at, CHUNK, lines);
+        const uint16_t* lines = lines_at(0, at, CHUNK);
         for (int64_t part = 0; part < width; part += 2 * TILE)
             for (int64_t start = 0; start < CHUNK; start += TILE, into += 2 * TILE * TILE) {
                 Floats rows[LANES];
-                for (int64_t i = 0; i < TILE; i++) rows[i] = lines[start + i] ? some_pairs_at(lines[start + i] + part, dim - part) : Floats{};
+                for (int64_t i = 0; i < TILE; i++) rows[i] = some_pairs_at(lines + (start + i) * dim + part, dim - part);
                 transpose(rows);
                 for (int64_t i = 0; i < TILE; i++) write((float*)into + i * TILE, rows[i]);
             }
@@ -303,10 +309,10 @@ static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, i
     // of 32 positions, of 16 dimensions: the dimensions of each pair of positions
     uint16_t* into = turned_lines;
     for (int64_t at = from; at < room; at += 2 * TILE) {
-        find_lines(1, at, 2 * TILE, lines);
+        const uint16_t* lines = lines_at(1, at, 2 * TILE);
         for (int64_t part = 0; part < width; part += TILE)
             for (int64_t pair = 0; pair < 2 * TILE; pair += 2, into += 2 * TILE) {
-                const auto values = [&](int64_t i) { return lines[i] ? some_halves_at(lines[i] + part, dim - part) : Pairs{}; };
+                const auto values = [&](int64_t i) { return some_halves_at(lines + i * dim + part, dim - part); };
                 write((float*)into, (Floats)(values(pair) | values(pair + 1) << 16));
             }
     }
@@ -330,7 +336,7 @@ static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, i
         }
     for (int64_t number = 0; number < queries; number++) {
         float* to = out + ((t0 + number / groups) * shape.heads + head * groups + number % groups) * dim;
-        for (int64_t i = 0; i < dim; i++) to[i] = found[number * width + i] / sums[number];
+        for (int64_t at = 0; at < dim; at += LANES) store(to + at, floats_at(found + number * width + at) / sums[number], dim - at);
     }
 }
 #endif

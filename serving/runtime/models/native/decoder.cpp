@@ -6,6 +6,8 @@
 #include <exception>
 
 #include "attention.h"
+
+#include <omp.h>
 #include "product.h"
 
 using namespace draftwell;
@@ -62,8 +64,6 @@ INLINE void norm(const float* x, const float* weight, int64_t count, float eps, 
         take(at, some_floats_at(x + at, count - at) * factor * some_floats_at(weight + at, count - at));
 }
 
-void put(float* to, Floats numbers, int64_t count) { __builtin_memcpy(to, &numbers, std::min<int64_t>(count, LANES) * sizeof(float)); }
-
 char* row_of(void* inputs, const Weight& weight, int64_t token) {
     const int64_t size = weight.kind == FLOAT32 || AT_ONCE == 1 ? 4 : 2;
     return (char*)inputs + token * weight.inputs * size;
@@ -71,29 +71,29 @@ char* row_of(void* inputs, const Weight& weight, int64_t token) {
 
 // x + (the norm of) what a part of a layer found.
 INLINE void add(float* x, const float* found, const float* weight, int64_t count, float eps) {
-    const auto plus = [&](int64_t at, Floats some) { put(x + at, some_floats_at(x + at, count - at) + some, count - at); };
+    const auto plus = [&](int64_t at, Floats some) { store(x + at, some_floats_at(x + at, count - at) + some, count - at); };
     if (weight) return norm(found, weight, count, eps, plus);
     for (int64_t at = 0; at < count; at += LANES) plus(at, some_floats_at(found + at, count - at));
 }
 
 // Norm and rotation of a head's query or key, in place.
 INLINE void place_head(float* head, const float* weight, const float* cos, const float* sin, int64_t dim, float eps) {
-    if (weight) norm(head, weight, dim, eps, [&](int64_t at, Floats some) { put(head + at, some, dim - at); });
+    if (weight) norm(head, weight, dim, eps, [&](int64_t at, Floats some) { store(head + at, some, dim - at); });
     const int64_t half = dim / 2;
     for (int64_t at = 0; at < half; at += LANES) {
         const Floats low = some_floats_at(head + at, half - at), high = some_floats_at(head + half + at, half - at);
         const auto turned = [&](Floats own, Floats other, int64_t from) {
             return fused(other, some_floats_at(sin + from, half - at), own * some_floats_at(cos + from, half - at));
         };
-        put(head + at, turned(low, high, at), half - at);
-        put(head + half + at, turned(high, low, half + at), half - at);
+        store(head + at, turned(low, high, at), half - at);
+        store(head + half + at, turned(high, low, half + at), half - at);
     }
 }
 
 template <typename Number>
 void keep(const float* head, void* memory, int64_t place, int64_t dim) {
     Number* to = (Number*)memory + place * dim;
-    for (int64_t i = 0; i < dim; i++) store(to + i, head[i]);
+    for (int64_t at = 0; at < dim; at += LANES) store(to + at, some_floats_at(head + at, dim - at), dim - at);
 }
 
 struct Buffers {
@@ -114,6 +114,14 @@ void split(const Decoder& decoder, const Pass& pass, std::vector<Item>& items) {
             for (int64_t head = 0; head < decoder.shape.kv_heads; head++)
                 items.push_back({pass.row + row, head, count * part / parts, count * (part + 1) / parts});
     }
+}
+
+// What the next attention of a thread reads first.
+template <typename Number>
+void fetch_keys(const Shape& shape, const Item& item, int64_t layer) {
+    const char* keys = (const char*)((const Number*)item.row->memory[2 * layer] + item.head * item.row->head_stride);
+    const int64_t bytes = std::min<int64_t>(item.row->start, 2 * CHUNK) * shape.dim * sizeof(Number);
+    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(keys + byte, 0, 2);
 }
 
 template <typename Number>
@@ -152,10 +160,12 @@ void attention(const Decoder& decoder, const Pass& pass, int64_t number, Buffers
             keep<Number>(heads + (shape.heads + head) * dim, of_head, place, dim);
         }
     }
+    const size_t threads = omp_get_num_threads();
 #pragma omp for schedule(dynamic)
     for (size_t i = 0; i < own.items.size(); i++) {
         const Item& item = own.items[i];
         const float* query = wide + item.row->first * layer.qkv.outputs;
+        if (i + threads < own.items.size()) fetch_keys<Number>(shape, own.items[i + threads], number);
         float* out = found + item.row->first * shape.heads * dim;
         try {
             attend<Number>(shape, *item.row, number, item.head, item.from, item.to, layer.window, query, layer.qkv.outputs, out);
@@ -281,7 +291,7 @@ int64_t draftwell_layers(const Decoder* decoder, const Pass* pass) {
 // x [tokens, count] → its RMS norm.
 void draftwell_norm(const float* x, const float* weight, float* out, int64_t tokens, int64_t count, float eps) {
     for (int64_t token = 0; token < tokens; token++)
-        norm(x + token * count, weight, count, eps, [&](int64_t at, Floats some) { put(out + token * count + at, some, count - at); });
+        norm(x + token * count, weight, count, eps, [&](int64_t at, Floats some) { store(out + token * count + at, some, count - at); });
 }
 
 // x [tokens, count] → out [tokens, weight->outputs].

@@ -80,16 +80,18 @@ INLINE Floats some_floats_at(const Number* from, int64_t count) {
     return floats_at(some);
 }
 
-// The nearest bfloat16, of two the even one, as its bits.
-INLINE uint16_t rounded(float number) {
-    uint32_t bits;
-    __builtin_memcpy(&bits, &number, sizeof bits);
-    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;  // not a number
-    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+// The nearest bfloat16, of two the even one, as their bits.
+INLINE Halves rounded(Floats numbers) {
+    const Pairs bits = (Pairs)numbers, halves = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    return __builtin_convertvector((bits & 0x7fffffffu) > 0x7f800000u ? Pairs{} + 0x7fc0u : halves, Halves);
 }
 
-INLINE void store(float* to, float number) { *to = number; }
-INLINE void store(uint16_t* to, float number) { *to = rounded(number); }
+// The first `count` of some numbers.
+INLINE void store(float* to, Floats numbers, int64_t count) { __builtin_memcpy(to, &numbers, std::min<int64_t>(count, LANES) * sizeof(float)); }
+INLINE void store(uint16_t* to, Floats numbers, int64_t count) {
+    const Halves halves = rounded(numbers);
+    __builtin_memcpy(to, &halves, std::min<int64_t>(count, LANES) * sizeof(uint16_t));
+}
 
 // In one order: lane by lane.
 INLINE float sum_of(Floats lanes) {
