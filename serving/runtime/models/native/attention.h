@@ -3,7 +3,7 @@
 // All scores of a query are kept until their softmax; sums run over the positions in one order, fused one by one, and what a query does
 // not see counts 0. So a query's result depends on what it sees alone. In a tree a token sees what stands before the tree and its own
 // path: their scores are brought side by side, as they would be without the rest of the tree, and the weights back to where their values
-// are. By tiles (tiles.h) a tree's token has its keys and values side by side, and sums run over 32 positions at a time.
+// are. By tiles (tiles.h) sums run over 32 positions at a time, along a tree's path as well.
 
 #ifndef DRAFTWELL_ATTENTION
 #define DRAFTWELL_ATTENTION
@@ -144,11 +144,16 @@ static float weigh(const Shape& shape, int64_t end, int64_t window, float* score
     return exponentials(shape, scores, begin, seen_from, end, room);
 }
 
+// The scores of a tree's token along its path, side by side.
+static void bring_path(const Row& row, int64_t token, float* scores, std::vector<int64_t>& path) {
+    path_to(row.parents, token, path);
+    for (size_t i = 0; i < path.size(); i++) scores[row.start + i] = scores[row.start + path[i]];
+}
+
 // The same of a tree's token, with scores and weights where the tokens are.
 static float weigh_path(const Shape& shape, const Row& row, int64_t token, int64_t window, float* scores, int64_t from, int64_t room) {
     static thread_local std::vector<int64_t> path;
-    path_to(row.parents, token, path);
-    for (size_t i = 0; i < path.size(); i++) scores[row.start + i] = scores[row.start + path[i]];
+    bring_path(row, token, scores, path);
     const float sum = weigh(shape, row.start + path.size(), window, scores, from, room);
     for (int64_t i = path.size(); i-- > 0;) {
         const float weight = scores[row.start + i];
@@ -225,37 +230,62 @@ INLINE Pairs some_halves_at(const uint16_t* from, int64_t count) {
     return __builtin_convertvector(some, Pairs);
 }
 
-// `attend` by tiles, over keys and values in bfloat16. Queries and weights are multiplied in two parts; of a tree one token.
+// Keys or values of `count` positions from `at` on, with zeros from `end` on: where they are, or as copies. From `start` on a path's
+// positions are those of its tokens. What comes next is fetched.
+static const uint16_t* lines_at(const uint16_t* memory, int64_t dim, int64_t at, int64_t count, int64_t start, int64_t end,
+                                const std::vector<int64_t>& path, uint16_t* copies) {
+    if (at + count <= (path.empty() ? end : start)) {
+        for (int64_t i = 0; i < count * dim; i += 2 * LANES) __builtin_prefetch(memory + (at + count) * dim + i);
+        return memory + at * dim;
+    }
+    std::fill(copies, copies + count * dim, 0);
+    for (int64_t i = at; i < std::min(end, at + count); i++) {
+        const int64_t place = path.empty() || i < start ? i : start + path[i - start];
+        std::copy_n(memory + place * dim, dim, copies + (i - at) * dim);
+    }
+    return copies;
+}
+
+// Keys of CHUNK positions → of 32 dimensions, of 16 positions: the positions of each pair of dimensions.
+static void turn_for_tiles(const uint16_t* lines, int64_t dim, int64_t width, uint16_t* into) {
+    for (int64_t part = 0; part < width; part += 2 * TILE)
+        for (int64_t start = 0; start < CHUNK; start += TILE, into += 2 * TILE * TILE) {
+            Floats rows[LANES];
+            for (int64_t i = 0; i < TILE; i++) rows[i] = some_pairs_at(lines + (start + i) * dim + part, dim - part);
+            transpose(rows);
+            for (int64_t i = 0; i < TILE; i++) write((float*)into + i * TILE, rows[i]);
+        }
+}
+
+// Values of 32 positions → of 16 dimensions: the dimensions of each pair of positions.
+static void pair_for_tiles(const uint16_t* lines, int64_t dim, int64_t width, uint16_t* into) {
+    for (int64_t part = 0; part < width; part += TILE)
+        for (int64_t pair = 0; pair < 2 * TILE; pair += 2, into += 2 * TILE) {
+            const auto values = [&](int64_t i) { return some_halves_at(lines + i * dim + part, dim - part); };
+            write((float*)into, (Floats)(values(pair) | values(pair + 1) << 16));
+        }
+}
+
+// `attend` by tiles, over keys and values in bfloat16. Queries and weights are multiplied in two parts. A tree's tokens share the values
+// of the whole blocks of 32 positions before it; each goes on from their sums along its own path.
 static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, int64_t head, int64_t t0, int64_t t1, int64_t window,
                             const float* query, int64_t stride, float* out) {
     static thread_local Scratch<float> scored, summed;
     static thread_local Scratch<uint16_t> asked, weighed, turned, copied;
     static thread_local std::vector<int64_t> path;
     static thread_local std::vector<float> sums;
-    if (row.parents) path_to(row.parents, t0, path);
     const int64_t groups = shape.groups(), dim = shape.dim, width = (dim + WIDTH - 1) / WIDTH * WIDTH, queries = (t1 - t0) * groups;
-    const int64_t end = row.start + (row.parents ? (int64_t)path.size() : t1), least = row.parents ? end : row.start + t0 + 1;
+    const int64_t end = row.start + (row.parents ? row.count : t1), least = row.start + (row.parents ? 0 : t0) + 1;
     const int64_t from = window ? std::max<int64_t>(0, least - window) / CHUNK * CHUNK : 0, room = (end + CHUNK - 1) / CHUNK * CHUNK;
-    uint16_t* copies = copied.room(CHUNK * dim);
-    // Keys (0) or values (1) of `count` positions from `at` on, with zeros from `end` on: where they are, or as copies. What comes after
-    // them is fetched.
-    const auto lines_at = [&](int64_t which, int64_t at, int64_t count) -> const uint16_t* {
-        const uint16_t* memory = (const uint16_t*)row.memory[2 * layer + which] + head * row.head_stride;
-        const int64_t straight = row.parents ? row.start : end, last = std::min(end, at + count);
-        if (at + count <= straight) {
-            for (int64_t i = 0; i < count * dim; i += 2 * LANES) __builtin_prefetch(memory + (at + count) * dim + i);
-            return memory + at * dim;
-        }
-        std::fill(copies, copies + count * dim, 0);
-        for (int64_t i = at; i < last; i++)
-            std::copy_n(memory + (i < straight ? i : row.start + path[i - row.start]) * dim, dim, copies + (i - at) * dim);
-        return copies;
-    };
-    float *scores = scored.room(queries * room), *found = summed.room(queries * width);
+    const int64_t shared = row.parents ? row.start / (2 * TILE) * 2 * TILE : room;
+    const uint16_t* keys = (const uint16_t*)row.memory[2 * layer] + head * row.head_stride;
+    const uint16_t* values = (const uint16_t*)row.memory[2 * layer + 1] + head * row.head_stride;
+    float *scores = scored.room(queries * room), *found = summed.room(2 * queries * width);
     uint16_t *asks = asked.room(2 * queries * width), *asks_low = asks + queries * width;
     uint16_t *weights = weighed.room(2 * queries * room), *weights_low = weights + queries * room;
-    uint16_t* turned_lines = turned.room(std::max(CHUNK, room - from) * width);
+    uint16_t *turned_lines = turned.room(std::max(CHUNK, room - from) * width), *copies = copied.room(CHUNK * dim);
     sums.resize(queries);
+    path.clear();
 
     for (int64_t number = 0; number < queries; number++) {
         const float* one = query + (t0 + number / groups) * stride + (head * groups + number % groups) * dim;
@@ -264,32 +294,24 @@ static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, i
     }
     const Tiles tiles(queries);
     for (int64_t at = from; at < end; at += CHUNK) {
-        uint16_t* into = turned_lines;  // of 32 dimensions, of 16 positions: the positions of each pair of dimensions
-        const uint16_t* lines = lines_at(0, at, CHUNK);
-        for (int64_t part = 0; part < width; part += 2 * TILE)
-            for (int64_t start = 0; start < CHUNK; start += TILE, into += 2 * TILE * TILE) {
-                Floats rows[LANES];
-                for (int64_t i = 0; i < TILE; i++) rows[i] = some_pairs_at(lines + (start + i) * dim + part, dim - part);
-                transpose(rows);
-                for (int64_t i = 0; i < TILE; i++) write((float*)into + i * TILE, rows[i]);
-            }
+        turn_for_tiles(lines_at(keys, dim, at, CHUNK, row.start, end, path, copies), dim, width, turned_lines);
         for (int64_t number = 0; number < queries; number += TILE) {
             const int64_t first = first_of(number, queries);
-            const uint16_t* keys = turned_lines;
+            const uint16_t* some = turned_lines;
             clear_sums();
-            for (int64_t part = 0; part < width; part += 2 * TILE, keys += CHUNK * 2 * TILE) {
+            for (int64_t part = 0; part < width; part += 2 * TILE, some += CHUNK * 2 * TILE) {
                 _tile_loadd(4, asks + first * width + part, width * sizeof(uint16_t));
                 _tile_loadd(5, asks_low + first * width + part, width * sizeof(uint16_t));
-                _tile_loadd(6, keys, BYTES);
+                _tile_loadd(6, some, BYTES);
                 _tile_dpbf16ps(0, 4, 6);
                 _tile_dpbf16ps(0, 5, 6);
-                _tile_loadd(7, keys + 2 * TILE * TILE, BYTES);
+                _tile_loadd(7, some + 2 * TILE * TILE, BYTES);
                 _tile_dpbf16ps(1, 4, 7);
                 _tile_dpbf16ps(1, 5, 7);
-                _tile_loadd(6, keys + 4 * TILE * TILE, BYTES);
+                _tile_loadd(6, some + 4 * TILE * TILE, BYTES);
                 _tile_dpbf16ps(2, 4, 6);
                 _tile_dpbf16ps(2, 5, 6);
-                _tile_loadd(7, keys + 6 * TILE * TILE, BYTES);
+                _tile_loadd(7, some + 6 * TILE * TILE, BYTES);
                 _tile_dpbf16ps(3, 4, 7);
                 _tile_dpbf16ps(3, 5, 7);
             }
@@ -301,39 +323,56 @@ static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, i
         }
     }
     for (int64_t number = 0; number < queries; number++) {
-        const int64_t seen = row.parents ? end : row.start + t0 + number / groups + 1;
-        sums[number] = weigh(shape, seen, window, scores + number * room, from, room);
+        const int64_t token = t0 + number / groups;
+        float* own = scores + number * room;
+        if (row.parents) bring_path(row, token, own, path);
+        sums[number] = weigh(shape, row.start + (row.parents ? (int64_t)path.size() : token + 1), window, own, from, room);
         for (int64_t at = from; at < room; at += LANES)
-            in_two(floats_at(scores + number * room + at), weights + number * room + at, weights_low + number * room + at);
+            in_two(floats_at(own + at), weights + number * room + at, weights_low + number * room + at);
     }
-    // of 32 positions, of 16 dimensions: the dimensions of each pair of positions
-    uint16_t* into = turned_lines;
-    for (int64_t at = from; at < room; at += 2 * TILE) {
-        const uint16_t* lines = lines_at(1, at, 2 * TILE);
-        for (int64_t part = 0; part < width; part += TILE)
-            for (int64_t pair = 0; pair < 2 * TILE; pair += 2, into += 2 * TILE) {
-                const auto values = [&](int64_t i) { return some_halves_at(lines + i * dim + part, dim - part); };
-                write((float*)into, (Floats)(values(pair) | values(pair + 1) << 16));
+    // Sums of the queries [number, number + count), over the positions [begin, stop): from `before` on, or from 0.
+    const auto sum_values = [&](int64_t number, int64_t count, int64_t begin, int64_t stop, const float* before, float* into) {
+        for (int64_t own = 0; own < count; own += TILE)
+            for (int64_t part = 0; part < width; part += 2 * TILE) {
+                const int64_t first = number + first_of(own, count);
+                clear_sums();
+                if (before) {
+                    _tile_loadd(0, before + first * width + part, width * sizeof(float));
+                    _tile_loadd(1, before + first * width + part + TILE, width * sizeof(float));
+                }
+                for (int64_t at = begin; at < stop; at += 2 * TILE) {
+                    const uint16_t* some = turned_lines + ((at - begin) * width + part * 2 * TILE);
+                    _tile_loadd(4, weights + first * room + at, room * sizeof(uint16_t));
+                    _tile_loadd(5, weights_low + first * room + at, room * sizeof(uint16_t));
+                    _tile_loadd(6, some, BYTES);
+                    _tile_loadd(7, some + 2 * TILE * TILE, BYTES);
+                    _tile_dpbf16ps(0, 4, 6);
+                    _tile_dpbf16ps(1, 4, 7);
+                    _tile_dpbf16ps(0, 5, 6);
+                    _tile_dpbf16ps(1, 5, 7);
+                }
+                _tile_stored(0, into + first * width + part, width * sizeof(float));
+                _tile_stored(1, into + first * width + part + TILE, width * sizeof(float));
             }
-    }
-    for (int64_t number = 0; number < queries; number += TILE)
-        for (int64_t part = 0; part < width; part += 2 * TILE) {
-            const int64_t first = first_of(number, queries);
-            clear_sums();
-            for (int64_t at = from; at < room; at += 2 * TILE) {
-                const uint16_t* values = turned_lines + ((at - from) * width + part * 2 * TILE);
-                _tile_loadd(4, weights + first * room + at, room * sizeof(uint16_t));
-                _tile_loadd(5, weights_low + first * room + at, room * sizeof(uint16_t));
-                _tile_loadd(6, values, BYTES);
-                _tile_loadd(7, values + 2 * TILE * TILE, BYTES);
-                _tile_dpbf16ps(0, 4, 6);
-                _tile_dpbf16ps(1, 4, 7);
-                _tile_dpbf16ps(0, 5, 6);
-                _tile_dpbf16ps(1, 5, 7);
-            }
-            _tile_stored(0, found + first * width + part, width * sizeof(float));
-            _tile_stored(1, found + first * width + part + TILE, width * sizeof(float));
+    };
+    const auto pair_values = [&](int64_t begin, int64_t stop, int64_t last) {
+        for (int64_t at = begin; at < stop; at += 2 * TILE)
+            pair_for_tiles(lines_at(values, dim, at, 2 * TILE, row.start, last, path, copies), dim, width, turned_lines + (at - begin) * width);
+    };
+    path.clear();
+    pair_values(from, shared, end);
+    sum_values(0, queries, from, shared, nullptr, found);
+    if (row.parents) {
+        const float* before = found;
+        found += queries * width;
+        const Tiles of_a_token(groups);
+        for (int64_t token = t0; token < t1; token++) {
+            path_to(row.parents, token, path);
+            const int64_t last = row.start + path.size(), stop = (last + 2 * TILE - 1) / (2 * TILE) * 2 * TILE;
+            pair_values(shared, stop, last);
+            sum_values((token - t0) * groups, groups, shared, stop, before, found);
         }
+    }
     for (int64_t number = 0; number < queries; number++) {
         float* to = out + ((t0 + number / groups) * shape.heads + head * groups + number % groups) * dim;
         for (int64_t at = 0; at < dim; at += LANES) store(to + at, floats_at(found + number * width + at) / sums[number], dim - at);

@@ -104,11 +104,10 @@ struct Buffers {
 
 // Parts of rows, so that a few queries read a slot together.
 void split(const Decoder& decoder, const Pass& pass, std::vector<Item>& items) {
-    const bool tiled = decoder.halves && by_tiles();
+    const int64_t queries = decoder.halves && by_tiles() ? 2 * QUERIES : QUERIES;
+    const int64_t most = std::max<int64_t>(1, queries / decoder.shape.groups());
     items.clear();
     for (int64_t row = 0; row < pass.rows; row++) {
-        const int64_t queries = tiled ? 2 * QUERIES : QUERIES;
-        const int64_t most = tiled && pass.row[row].parents ? 1 : std::max<int64_t>(1, queries / decoder.shape.groups());
         const int64_t count = pass.row[row].count, parts = (count + most - 1) / most;
         for (int64_t part = 0; part < parts; part++)
             for (int64_t head = 0; head < decoder.shape.kv_heads; head++)
