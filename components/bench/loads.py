@@ -35,8 +35,8 @@ from draftwell.components.bench.peers.group import PAUSE, ProcessPeer
 from draftwell.components.bench.peers.loading import open_peers
 from draftwell.components.bench.runner import Config, labels_of
 from draftwell.components.bench.settings import BenchSettings
-from draftwell.components.collect.decoding import run_all
-from draftwell.components.engines.port import Answer, Decoded
+from draftwell.components.bench.together import decode_together
+from draftwell.components.engines.port import Decoded
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.components.report.machine import describe_machine, using_threads
 from draftwell.components.report.tables import number, rich_table
@@ -61,33 +61,14 @@ class Decoder(Protocol):
 
 
 class OwnDecoder:
-    """A strategy of ours, with online state that no request leaves behind."""
+    """A strategy of ours, its drafts limited as a server limits them."""
 
     def __init__(self, pair: LoadedPair, resources: StrategyResources, config: Config, label: str):
         self.pair, self.label = pair, label
         self.strategy = build_strategy(config.name, dict(config.parameters), resources)
 
     def decode(self, prompts: Group, sampling: Sampling) -> Decoded:
-        requests = [
-            (ids, replace(sampling, seed=sampling.seed + i)) for i, ids in enumerate(prompts)
-        ]
-        engine = self.pair.engine()
-        started = time.perf_counter()
-        try:
-            jobs = run_all(engine, requests, [self.strategy] * len(requests), len(requests))
-        finally:
-            engine.close()
-        seconds = time.perf_counter() - started
-        stats = [job.session.stats for job in jobs]
-        answers = [
-            Answer(
-                tokens=job.output,
-                seconds=one.wall_seconds,
-                first_token_seconds=one.first_token_seconds,
-            )
-            for job, one in zip(jobs, stats, strict=True)
-        ]
-        return Decoded(seconds=seconds, answers=answers)
+        return decode_together(self.pair.engine(), self.strategy, prompts, sampling)
 
 
 class PeerDecoder:

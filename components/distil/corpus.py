@@ -2,9 +2,9 @@
 
 A shard is one safetensors file: `ids` (all sequences, one after another), `prompt` and `total`
 (lengths) and `hidden`, the states of some layers, then the target's normalised last ones. The head
-recomputes the target's logits from these, so that training needs neither the target nor its vocabulary-wide logits on disk. A
-shard's name is a digest of its inputs: finished shards are found again, and none of other prompts,
-settings or another target can slip in.
+recomputes the target's logits from these, so that training needs neither the target nor its
+vocabulary-wide logits on disk. A shard's name is a digest of its inputs: finished shards are found
+again, and none of other prompts, settings or another target can slip in.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ measured where nothing pays.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,12 +27,12 @@ from draftwell.components.bench.interleaved import (
     Progress,
     take_turns,
 )
+from draftwell.components.bench.together import decode_together
 from draftwell.components.collect.decoding import room
-from draftwell.components.engines.port import Answer, Decoded
+from draftwell.components.engines.port import Decoded
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.components.report.intervals import TAIL
 from draftwell.components.tune.levels import Level, level_of
-from draftwell.serving.runtime.engine.engine import Engine
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import (
@@ -43,7 +42,6 @@ from draftwell.serving.runtime.strategies import (
     StrategyResources,
     build_strategy,
 )
-from draftwell.serving.server.scheduling.draft_limits import limit_drafts
 
 GROUPS = 4
 """Groups of requests that each length decodes, for each number of requests."""
@@ -115,10 +113,10 @@ def beside_plain(
     """
     short = replace(sampling, max_tokens=min(sampling.max_tokens, WARMUP_TOKENS))
     for strategy in contenders.values():
-        decode_group(pair.engine(), strategy, groups[0], short)
+        decode_together(pair.engine(), strategy, groups[0], short)
 
     def turn(strategy: Strategy) -> Callable[[int], Decoded]:
-        return lambda group: decode_group(pair.engine(), strategy, groups[group], sampling)
+        return lambda group: decode_together(pair.engine(), strategy, groups[group], sampling)
 
     turns = {label: turn(strategy) for label, strategy in contenders.items()}
     sides = {
@@ -134,36 +132,3 @@ def beside_plain(
         )
         for label, side in sides.items()
     }
-
-
-def decode_group(engine: Engine, strategy: Strategy, group: Group, sampling: Sampling) -> Decoded:
-    """Decode prompts that are sent at once, their drafts limited as a server limits them."""
-    started = time.perf_counter()
-    limit = strategy.draft_limit(len(group))
-    jobs = [
-        engine.submit(ids, replace(sampling, seed=sampling.seed + place), strategy, limit)
-        for place, ids in enumerate(group)
-    ]
-    seconds = [0.0] * len(jobs)
-    try:
-        while running := [job for job in jobs if not job.finished]:
-            limit_drafts(engine, [(job.session, strategy) for job in running])
-            engine.step()
-            for place, job in enumerate(jobs):
-                if job.error:
-                    raise job.error
-                if job.finished and not seconds[place]:
-                    seconds[place] = time.perf_counter() - started
-    finally:
-        for job in jobs:
-            engine.cancel(job)
-        engine.close()
-    answers = [
-        Answer(
-            tokens=job.output,
-            seconds=taken,
-            first_token_seconds=job.session.stats.first_token_seconds,
-        )
-        for job, taken in zip(jobs, seconds, strict=True)
-    ]
-    return Decoded(seconds=time.perf_counter() - started, answers=answers)

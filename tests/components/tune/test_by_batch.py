@@ -12,7 +12,7 @@ import pytest
 from draftwell.components.engines.port import Answer, Decoded
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.components.tune import by_batch as module
-from draftwell.components.tune.by_batch import decode_group, measure_levels
+from draftwell.components.tune.by_batch import decode_together, measure_levels
 from draftwell.components.tune.evidence import TuningEvidence
 from draftwell.components.tune.levels import table_of
 from draftwell.serving.runtime.requests import Sampling
@@ -41,7 +41,7 @@ def lengths_on(
         answers = [Answer(tokens=[1] * 10, seconds=seconds, first_token_seconds=0.0) for _ in group]
         return Decoded(seconds=seconds * len(group), answers=answers)
 
-    monkeypatch.setattr(module, "decode_group", decode)
+    monkeypatch.setattr(module, "decode_together", decode)
     pair = table_pair(slots=slots)
     levels, figures = measure_levels(pair, StrategyResources(), SIX, PROMPTS, SAMPLING)
     assert all(figure.prompts >= 8 for figure in figures)
@@ -101,8 +101,8 @@ def test_a_group_is_decoded_within_the_limit_and_to_the_targets_text() -> None:
         return forward(rows)
 
     engine.models["target"].forward = watched  # type: ignore[method-assign]
-    found = decode_group(engine, limited, group, SAMPLING)
-    plain = decode_group(pair.engine(), build_strategy(PLAIN.name), group, SAMPLING)
+    found = decode_together(engine, limited, group, SAMPLING)
+    plain = decode_together(pair.engine(), build_strategy(PLAIN.name), group, SAMPLING)
     assert [one.tokens for one in found.answers] == [one.tokens for one in plain.answers]
     assert all(0 < one.seconds <= found.seconds for one in found.answers)
     assert max(sizes) == 3

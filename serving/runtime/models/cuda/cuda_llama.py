@@ -228,6 +228,7 @@ class CudaLlama(LeanLlama):
             normed = ops.add_norm(ops.product(attended, out, live), out.bias, x, norms, *settings)
             fed, bias = self._feed_forward(layer, normed, live)
             normed = ops.add_norm(fed, bias, x, (layer.after_mlp, next_norm), *settings)
+        self._note(len(self.layers), normed, fields)
         kept = normed.index_select(0, fields[packing.KEPT])
         logits = self._kept_logits(kept, fields[packing.LIVE, 1:2])
         ops.choose(logits, fields, self.head_tokens)

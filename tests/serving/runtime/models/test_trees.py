@@ -78,9 +78,9 @@ def check(module, model, trees):
 @pytest.mark.parametrize("make", MAKERS)
 def test_hidden_states_of_chosen_layers_are_kept_for_each_position(make):
     """For prompts read in pieces, single tokens, drafts, and the path that is kept of a tree; what
-    is rolled back is overwritten."""
+    is rolled back is overwritten. The number of layers stands for the normalised last states."""
     module = lean_family("llama")
-    layers = (0, 1, 2)
+    layers = (0, 1, 2, module.config.num_hidden_layers)
     model = make(lean_family("llama"), slots=2)
     model.keep_hidden_states(layers)
     model.open()
