@@ -20,6 +20,7 @@ from draftwell.components.bench.engines.measure import (
     Beside,
     Group,
     Side,
+    decode_together,
     groups_of,
     places_of,
     side_of,
@@ -35,7 +36,6 @@ from draftwell.components.bench.peers.group import PAUSE, ProcessPeer
 from draftwell.components.bench.peers.loading import open_peers
 from draftwell.components.bench.runner import Config, labels_of
 from draftwell.components.bench.settings import BenchSettings
-from draftwell.components.bench.together import decode_together
 from draftwell.components.engines.port import Decoded
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.components.report.machine import describe_machine, using_threads

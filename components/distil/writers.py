@@ -16,7 +16,6 @@ from draftwell.serving.runtime.engine.thread_governor import ThreadGovernor
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.session.session import Session
-from draftwell.serving.runtime.strategies import Strategy, build_strategy
 from draftwell.serving.runtime.strategies.base import StrategyResources
 from draftwell.serving.runtime.strategies.lossless.autoregressive import Autoregressive
 
@@ -25,21 +24,13 @@ LIKELIEST = 64
 
 
 class Noting(Autoregressive):
-    """Plain decoding of one text that keeps the states of all it has read.
-
-    Args:
-        states: whether the target keeps any.
-    """
+    """Plain decoding of one text; the states of all it has read, where the target keeps them."""
 
     states: Tensor
 
-    def __init__(self, states: bool):
-        super().__init__(Autoregressive.Config(), StrategyResources())
-        self._wanted = states
-
     def run(self, session: Session) -> Step[None]:
         yield from super().run(session)
-        if self._wanted:
+        if session.target.model.keeps_states:
             self.states = session.target.hidden_states(0, session.target.length).cpu().clone()
 
 
@@ -66,8 +57,7 @@ class Writer:
         self.pair, self.at_once, self.governor, self.features = pair, at_once, governor, features
         self.identity = f"slots {pair.dtype}" + (f" features {features}" if features else "")
         model: Any = pair.models["target"]
-        self._notes: bool = model.keeps_states
-        if self._notes:
+        if model.keeps_states:
             count = model.module.config.get_text_config().num_hidden_layers
             model.keep_hidden_states((*features, count))
 
@@ -76,11 +66,10 @@ class Writer:
         `[prompt + output − 1, (features + 1) * hidden]`, which predict tokens 1.. of both: those of
         `features`, then the normalised last ones."""
         sampling = self.pair.sampling(max_tokens=new_tokens)
-        strategies = [Noting(self._notes) for _ in rows]
-        outputs = self._decode(rows, [sampling] * len(rows), strategies)
-        if self._notes:
-            return [(out, one.states) for out, one in zip(outputs, strategies, strict=True)]
+        outputs, strategies = self._decode(rows, [sampling] * len(rows))
         model = self.pair.models["target"]
+        if model.keeps_states:
+            return [(out, one.states) for out, one in zip(outputs, strategies, strict=True)]
         return [
             (output, states_of(model, [*ids, *output[:-1]]))
             for ids, output in zip(rows, outputs, strict=True)
@@ -98,23 +87,21 @@ class Writer:
                 )
                 for i in range(len(rows))
             ],
-            [build_strategy("autoregressive")] * len(rows),
-        )
+        )[0]
 
     def _decode(
-        self,
-        rows: Sequence[list[int]],
-        samplings: Sequence[Sampling],
-        strategies: Sequence[Strategy],
-    ) -> list[list[int]]:
+        self, rows: Sequence[list[int]], samplings: Sequence[Sampling]
+    ) -> tuple[list[list[int]], list[Noting]]:
+        strategies = [Noting(Autoregressive.Config(), StrategyResources()) for _ in rows]
         engine = self.pair.engine(governor=self.governor)
         with self.governor or nullcontext():
-            return decode_all(
+            outputs = decode_all(
                 engine,
                 list(zip(rows, samplings, strict=True)),
                 strategies,
                 room(engine, self.at_once),
             )
+        return outputs, strategies
 
 
 def states_of(model: Any, ids: Sequence[int], features: int = 0) -> Tensor:

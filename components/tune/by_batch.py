@@ -17,6 +17,7 @@ from draftwell.components.bench.engines.figures import Figure, figure_of
 from draftwell.components.bench.engines.measure import (
     Beside,
     Group,
+    decode_together,
     groups_of,
     places_of,
     side_of,
@@ -27,7 +28,6 @@ from draftwell.components.bench.interleaved import (
     Progress,
     take_turns,
 )
-from draftwell.components.bench.together import decode_together
 from draftwell.components.collect.decoding import room
 from draftwell.components.engines.port import Decoded
 from draftwell.components.prompts.prompt import Prompt, ids_of

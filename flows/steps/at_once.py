@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from draftwell.components.bench.engines.figures import Figure
-from draftwell.components.bench.engines.measure import groups_of
+from draftwell.components.bench.engines.measure import decode_together, groups_of
 from draftwell.components.bench.interleaved import REFERENCE
 from draftwell.components.bench.peak_memory import peak_during
 from draftwell.components.collect.decoding import room
 from draftwell.components.gate.own_prompts import JudgingPrompts
 from draftwell.components.prompts.overlap import TrainingPrompts
 from draftwell.components.prompts.prompt import ids_of
-from draftwell.components.tune.by_batch import GROUPS, MOST_TOKENS, beside_plain, decode_group
+from draftwell.components.tune.by_batch import GROUPS, MOST_TOKENS, beside_plain
 from draftwell.flows.context import StepContext, artifact_prompts
 from draftwell.serving.artifacts.decoding_config import DecodingConfig
 from draftwell.serving.artifacts.kinds import READ_BY_STRATEGIES
@@ -52,7 +52,7 @@ def measure_at_once(step: StepContext, prompts: Sequence[Prompt]) -> dict[str, A
         sides = {REFERENCE: built(step, PLAIN), str(count): served}
         loads = [*beside_plain(step.pair, sides, groups, sampling, step.bar).values()]
     peak = peak_during(
-        lambda: decode_group(step.pair.engine(), served, groups[0], sampling), step.pair.device
+        lambda: decode_together(step.pair.engine(), served, groups[0], sampling), step.pair.device
     )
     return {
         "loads": [figure.model_dump(mode="json") for figure in loads],

@@ -8,6 +8,7 @@ no further one (`Beside.prompts`).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count, islice
@@ -18,10 +19,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from draftwell.components.bench.interleaved import WARMUP_TOKENS, Progress, take_turns
-from draftwell.components.engines.port import Acceptance, Decoded, Engine, Message
+from draftwell.components.engines.port import Acceptance, Answer, Decoded, Engine, Message
 from draftwell.components.results import Results
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.engine.engine import Engine as OwnEngine
 from draftwell.serving.runtime.requests import Sampling
+from draftwell.serving.runtime.strategies import Strategy
+from draftwell.serving.server.scheduling.draft_limits import limit_drafts
 
 Group = Sequence[Sequence[int]]
 """Token ids of the prompts that are sent at once."""
@@ -229,3 +233,38 @@ def side_of(decoded: Sequence[Decoded]) -> Side:
         ],
         outputs=[[answer.tokens for answer in one.answers] for one in decoded],
     )
+
+
+def decode_together(
+    engine: OwnEngine, strategy: Strategy, group: Group, sampling: Sampling
+) -> Decoded:
+    """Decode prompts that are sent at once, their drafts limited as a server limits them."""
+    started = time.perf_counter()
+    limit = strategy.draft_limit(len(group))
+    jobs = [
+        engine.submit(ids, replace(sampling, seed=sampling.seed + place), strategy, limit)
+        for place, ids in enumerate(group)
+    ]
+    seconds = [0.0] * len(jobs)
+    try:
+        while running := [job for job in jobs if not job.finished]:
+            limit_drafts(engine, [(job.session, strategy) for job in running])
+            engine.step()
+            for place, job in enumerate(jobs):
+                if job.error:
+                    raise job.error
+                if job.finished and not seconds[place]:
+                    seconds[place] = time.perf_counter() - started
+    finally:
+        for job in jobs:
+            engine.cancel(job)
+        engine.close()
+    answers = [
+        Answer(
+            tokens=job.output,
+            seconds=taken,
+            first_token_seconds=job.session.stats.first_token_seconds,
+        )
+        for job, taken in zip(jobs, seconds, strict=True)
+    ]
+    return Decoded(seconds=time.perf_counter() - started, answers=answers)

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from draftwell.components.bench.engines.measure import decode_together
 from draftwell.components.engines.port import Answer, Decoded
 from draftwell.components.prompts.prompt import Prompt, ids_of
 from draftwell.components.tune import by_batch as module
-from draftwell.components.tune.by_batch import decode_together, measure_levels
+from draftwell.components.tune.by_batch import measure_levels
 from draftwell.components.tune.evidence import TuningEvidence
 from draftwell.components.tune.levels import table_of
 from draftwell.serving.runtime.requests import Sampling

@@ -163,6 +163,16 @@ static float weigh_path(const Shape& shape, const Row& row, int64_t token, int64
     return sum;
 }
 
+struct Positions {
+    int64_t from, end, room;  // whole chunks: from the first to behind the last
+};
+
+// What tokens [t0, t1) of a row read together.
+static Positions read_by(const Row& row, int64_t t0, int64_t t1, int64_t window) {
+    const int64_t end = row.start + (row.parents ? row.count : t1), least = row.start + (row.parents ? 0 : t0) + 1;
+    return {window ? std::max<int64_t>(0, least - window) / CHUNK * CHUNK : 0, end, (end + CHUNK - 1) / CHUNK * CHUNK};
+}
+
 // Tokens [t0, t1) of a row, by the query heads of one key head. query: [tokens, heads + 2 kv_heads, dim] with `stride` a token; out:
 // [tokens, heads * dim], of the row's tokens both.
 template <typename Number>
@@ -170,8 +180,7 @@ static void attend_by_vectors(const Shape& shape, const Row& row, int64_t layer,
                    int64_t stride, float* out) {
     static thread_local Scratch<float> turned, scored, summed, asked;
     const int64_t groups = shape.groups(), dim = shape.dim, width = (dim + WIDTH - 1) / WIDTH * WIDTH, queries = (t1 - t0) * groups;
-    const int64_t end = row.start + (row.parents ? row.count : t1), least = row.start + (row.parents ? 0 : t0) + 1;
-    const int64_t from = window ? std::max<int64_t>(0, least - window) / CHUNK * CHUNK : 0, room = (end + CHUNK - 1) / CHUNK * CHUNK;
+    const auto [from, end, room] = read_by(row, t0, t1, window);
     const Number* keys = (const Number*)row.memory[2 * layer] + head * row.head_stride;
     const Number* values = (const Number*)row.memory[2 * layer + 1] + head * row.head_stride;
     float *chunk = turned.room(CHUNK * width), *scores = scored.room(queries * room), *found = summed.room(queries * width);
@@ -275,8 +284,7 @@ static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, i
     static thread_local std::vector<int64_t> path;
     static thread_local std::vector<float> sums;
     const int64_t groups = shape.groups(), dim = shape.dim, width = (dim + WIDTH - 1) / WIDTH * WIDTH, queries = (t1 - t0) * groups;
-    const int64_t end = row.start + (row.parents ? row.count : t1), least = row.start + (row.parents ? 0 : t0) + 1;
-    const int64_t from = window ? std::max<int64_t>(0, least - window) / CHUNK * CHUNK : 0, room = (end + CHUNK - 1) / CHUNK * CHUNK;
+    const auto [from, end, room] = read_by(row, t0, t1, window);
     const int64_t shared = row.parents ? row.start / (2 * TILE) * 2 * TILE : room;
     const uint16_t* keys = (const uint16_t*)row.memory[2 * layer] + head * row.head_stride;
     const uint16_t* values = (const uint16_t*)row.memory[2 * layer + 1] + head * row.head_stride;
