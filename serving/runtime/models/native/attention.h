@@ -180,7 +180,8 @@ static void attend_by_vectors(const Shape& shape, const Row& row, int64_t layer,
                    int64_t stride, float* out) {
     static thread_local Scratch<float> turned, scored, summed, asked;
     const int64_t groups = shape.groups(), dim = shape.dim, width = (dim + WIDTH - 1) / WIDTH * WIDTH, queries = (t1 - t0) * groups;
-    const auto [from, end, room] = read_by(row, t0, t1, window);
+    const Positions read = read_by(row, t0, t1, window);
+    const int64_t from = read.from, end = read.end, room = read.room;
     const Number* keys = (const Number*)row.memory[2 * layer] + head * row.head_stride;
     const Number* values = (const Number*)row.memory[2 * layer + 1] + head * row.head_stride;
     float *chunk = turned.room(CHUNK * width), *scores = scored.room(queries * room), *found = summed.room(queries * width);
@@ -284,7 +285,8 @@ static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, i
     static thread_local std::vector<int64_t> path;
     static thread_local std::vector<float> sums;
     const int64_t groups = shape.groups(), dim = shape.dim, width = (dim + WIDTH - 1) / WIDTH * WIDTH, queries = (t1 - t0) * groups;
-    const auto [from, end, room] = read_by(row, t0, t1, window);
+    const Positions read = read_by(row, t0, t1, window);
+    const int64_t from = read.from, end = read.end, room = read.room;
     const int64_t shared = row.parents ? row.start / (2 * TILE) * 2 * TILE : room;
     const uint16_t* keys = (const uint16_t*)row.memory[2 * layer] + head * row.head_stride;
     const uint16_t* values = (const uint16_t*)row.memory[2 * layer + 1] + head * row.head_stride;
