@@ -91,6 +91,14 @@ def converted(one: Public, number: int, row: dict[str, Any]) -> dict[str, Any]:
             "reference": row["canonical_solution"],
             "entry_point": row["entry_point"],
         }
+    if one.kind == "mbpp":
+        tests = "\n".join(row["test_list"])
+        return {
+            "id": f"mbpp/{row['task_id']}",
+            "task": "code_mbpp",
+            "prompt": f"{row['text']} Your code should pass these tests:\n\n{tests}\n",
+            "reference": row["code"].replace("\r\n", "\n").replace("\r", "\n"),
+        }
     return {
         "id": f"{one.kind}/{number:04d}",
         "task": "math_gsm8k",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,11 @@ def published(tmp_path: Path) -> Path:
         {"question": f"What is {i} + 2?", "answer": f"It is two more.\n#### {i + 2}"}
         for i in range(7473)
     ]
-    for one, rows in zip(PUBLIC, (code, maths, training), strict=False):
+    tasks = [
+        {"task_id": i + 1, "text": f"Write f{i}.", "test_list": ["a", "b"], "code": "x\r\ny\r"}
+        for i in range(974)
+    ]
+    for one, rows in zip(PUBLIC, (code, maths, training, tasks), strict=False):
         text = "".join(json.dumps(row) + "\n" for row in rows).encode()
         (tmp_path / one.file).write_bytes(gzip.compress(text) if one.file.endswith(".gz") else text)
     return tmp_path
@@ -46,28 +51,33 @@ def published(tmp_path: Path) -> Path:
 def test_the_rows_that_are_measured_are_taken(published: Path) -> None:
     """A full run's prompts have the ids that the kept cells name."""
     main([str(published)])
-    assert [prompt.id for prompt in choose("maths", 3, published).prompts] == [
-        "gsm8k_test/0000",
-        "gsm8k_test/0001",
-        "gsm8k_test/0002",
-    ]
-    assert choose("maths-train", FULL.training, published).source == "GSM8K (train), 64 prompts"
-    found = choose("code", FULL.prompts, published)
-    assert found.source == "HumanEval, 12 prompts"
     (paper,) = papers_named("csd")
     cells = committed.committed_cells([*paper.measured_in(FULL).values()])
-    assert tuple(prompt.id for prompt in found.prompts) == cells["csd-code"].report.prompt_ids
+    for name in ("csd-code", "csd-counted-maths"):
+        cell, report = cells[name].cell, cells[name].report
+        found = choose(cell.data, cell.prompts, published)
+        assert tuple(prompt.id for prompt in found.prompts) == report.prompt_ids
+    assert choose("maths-train", 800, published).source == "GSM8K (train), 800 prompts"
+    (task,) = choose("code-train", 1, published).prompts
+    assert (task.id, task.reference) == ("mbpp/1", "x\ny\n")
+    assert task.prompt == "Write f0. Your code should pass these tests:\n\na\nb\n"
 
 
 def test_they_are_the_files_that_data_reads() -> None:
     assert {one.made for one in PUBLIC} <= {one.file for one in SETS.values()}
     assert all(f"-o data/{one.file} {one.address}" in DOWNLOADS for one in PUBLIC)
-    assert all(
-        len(one.rows)
-        >= (FULL.training if "train" in one.made else max(FULL.prompts, FULL.replayed))
-        for one in PUBLIC
-        if one.kind != "wt2_test_cont"
-    )
+
+
+def test_their_rows_are_enough_for_every_cell() -> None:
+    """Fewer would be measured without a word: a cell takes what there is."""
+    wanted = Counter[str]()
+    for cell in (cell for paper in papers_named() for cell in paper.measured_in(FULL).values()):
+        sets = [(cell.data, cell.prompts)]
+        sets += [(name, cell.training_prompts) for name in cell.training.values()]
+        for name, prompts in sets:
+            wanted[SETS[name].file] = max(wanted[SETS[name].file], prompts)
+    texts = [one for one in PUBLIC if one.kind != "wt2_test_cont"]  # its rows are articles
+    assert {one.made: len(one.rows) for one in texts if len(one.rows) < wanted[one.made]} == {}
 
 
 def test_paragraphs_of_wikitext_are_cut_and_detokenised(tmp_path: Path) -> None:
