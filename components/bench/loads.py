@@ -61,7 +61,7 @@ class Decoder(Protocol):
 
 
 class OwnDecoder:
-    """A strategy of ours, its drafts limited as a server limits them."""
+    """A strategy of ours; its own table, where it has one, limits its drafts beside others."""
 
     def __init__(self, pair: LoadedPair, resources: StrategyResources, config: Config, label: str):
         self.pair, self.label = pair, label
@@ -191,7 +191,7 @@ def measure_groups(
         if one.label not in (left_out or {}):
             with leaving_out(one.label, left_out):
                 one.decode(groups[0], short)
-                turns[one.label] = partial(decode_group, one, groups, sampling)
+                turns[one.label] = partial(decode_place, one, groups, sampling)
     found = take_turns(turns, len(groups), runs, left_out=left_out, progress=progress)
     return {
         label: side_of([min(each, key=lambda one: one.seconds) for each in decoded])
@@ -199,7 +199,7 @@ def measure_groups(
     }
 
 
-def decode_group(
+def decode_place(
     decoder: Decoder, groups: Sequence[Group], sampling: Sampling, place: int
 ) -> Decoded:
     """The group at a place, whose prompts have seeds of their own."""

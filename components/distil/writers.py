@@ -16,6 +16,7 @@ from draftwell.serving.runtime.engine.thread_governor import ThreadGovernor
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.session.session import Session
+from draftwell.serving.runtime.strategies import Strategy, build_strategy
 from draftwell.serving.runtime.strategies.base import StrategyResources
 from draftwell.serving.runtime.strategies.lossless.autoregressive import Autoregressive
 
@@ -24,14 +25,13 @@ LIKELIEST = 64
 
 
 class Noting(Autoregressive):
-    """Plain decoding of one text; the states of all it has read, where the target keeps them."""
+    """Plain decoding of one text, with the states of all that is read of it."""
 
     states: Tensor
 
     def run(self, session: Session) -> Step[None]:
         yield from super().run(session)
-        if session.target.model.keeps_states:
-            self.states = session.target.hidden_states(0, session.target.length).cpu().clone()
+        self.states = session.target.hidden_states(0, session.target.length).cpu().clone()
 
 
 class Writer:
@@ -56,20 +56,21 @@ class Writer:
     ):
         self.pair, self.at_once, self.governor, self.features = pair, at_once, governor, features
         self.identity = f"slots {pair.dtype}" + (f" features {features}" if features else "")
-        model: Any = pair.models["target"]
-        if model.keeps_states:
-            count = model.module.config.get_text_config().num_hidden_layers
-            model.keep_hidden_states((*features, count))
+        if features:
+            model: Any = pair.models["target"]  # of targets like Llama
+            model.keep_hidden_states((*features, model.module.config.num_hidden_layers))
 
     def greedy(self, rows: Sequence[list[int]], new_tokens: int) -> list[tuple[list[int], Tensor]]:
         """For each prompt its output, up to and with a stop token, and the target's states
         `[prompt + output − 1, (features + 1) * hidden]`, which predict tokens 1.. of both: those of
         `features`, then the normalised last ones."""
-        sampling = self.pair.sampling(max_tokens=new_tokens)
-        outputs, strategies = self._decode(rows, [sampling] * len(rows))
+        samplings = [self.pair.sampling(max_tokens=new_tokens)] * len(rows)
+        if self.features:
+            noting = [Noting(Autoregressive.Config(), StrategyResources()) for _ in rows]
+            outputs = self._decode(rows, samplings, noting)
+            return [(out, one.states) for out, one in zip(outputs, noting, strict=True)]
+        outputs = self._decode(rows, samplings, [build_strategy("autoregressive")] * len(rows))
         model = self.pair.models["target"]
-        if model.keeps_states:
-            return [(out, one.states) for out, one in zip(outputs, strategies, strict=True)]
         return [
             (output, states_of(model, [*ids, *output[:-1]]))
             for ids, output in zip(rows, outputs, strict=True)
@@ -87,21 +88,23 @@ class Writer:
                 )
                 for i in range(len(rows))
             ],
-        )[0]
+            [build_strategy("autoregressive")] * len(rows),
+        )
 
     def _decode(
-        self, rows: Sequence[list[int]], samplings: Sequence[Sampling]
-    ) -> tuple[list[list[int]], list[Noting]]:
-        strategies = [Noting(Autoregressive.Config(), StrategyResources()) for _ in rows]
+        self,
+        rows: Sequence[list[int]],
+        samplings: Sequence[Sampling],
+        strategies: Sequence[Strategy],
+    ) -> list[list[int]]:
         engine = self.pair.engine(governor=self.governor)
         with self.governor or nullcontext():
-            outputs = decode_all(
+            return decode_all(
                 engine,
                 list(zip(rows, samplings, strict=True)),
                 strategies,
                 room(engine, self.at_once),
             )
-        return outputs, strategies
 
 
 def states_of(model: Any, ids: Sequence[int], features: int = 0) -> Tensor:

@@ -25,7 +25,7 @@ from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.engine.engine import Engine as OwnEngine
 from draftwell.serving.runtime.requests import Sampling
 from draftwell.serving.runtime.strategies import Strategy
-from draftwell.serving.server.scheduling.draft_limits import limit_drafts
+from draftwell.serving.server.scheduling.draft_limits import draft_limit, limit_drafts
 
 Group = Sequence[Sequence[int]]
 """Token ids of the prompts that are sent at once."""
@@ -240,7 +240,7 @@ def decode_together(
 ) -> Decoded:
     """Decode prompts that are sent at once, their drafts limited as a server limits them."""
     started = time.perf_counter()
-    limit = strategy.draft_limit(len(group))
+    limit = draft_limit(strategy, sampling, len(group))
     jobs = [
         engine.submit(ids, replace(sampling, seed=sampling.seed + place), strategy, limit)
         for place, ids in enumerate(group)

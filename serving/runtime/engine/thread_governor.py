@@ -2,8 +2,8 @@
 
 libgomp's threads meet at a barrier after every operation, a few hundred times a forward pass. If
 another process runs on one of their cores, all wait there until the system gives that core back:
-two threads next to one busy process decode at a quarter of their speed, one thread at .55 to .9 of
-it (docs/log.md, "Busy machines"). So the thread that steps an engine asks between two steps: a core
+two threads next to one busy process decode at a quarter of their speed (31 tokens/s → 8), one
+thread at .55 to .9 of it. So the thread that steps an engine asks between two steps: a core
 that others use is given up within a second, and taken again when it was free in `CALM` readings.
 What is read is who used the cores, never how fast steps were, which depends on requests: on an idle
 machine nothing changes, whatever is decoded.

@@ -217,8 +217,9 @@ class TransformersModel(ModuleModel):
         )
         if features:
             entered = Entered(features, placed)
+            entering = [*found.hidden_states[:-1], found.last_hidden_state]
             for layer in sorted(set(features)):
-                entered.enter(layer, found.hidden_states[layer][0])
+                entered.enter(layer, entering[layer][0])
             entered.store(self.slots)
         states: Tensor = found.last_hidden_state[0]
         return states

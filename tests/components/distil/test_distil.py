@@ -227,6 +227,22 @@ def test_total_variation_is_half_the_sum_of_differences(target, shards):
     assert parts["tv"] == pytest.approx(total / weights, abs=0.01)
 
 
+def test_states_of_other_layers_change_no_loss(target, tmp_path):
+    """A draft may learn from a head's corpus."""
+    prompts = some_prompts(4)
+    found = []
+    for features in ((), (1, 2)):
+        folder = tmp_path / str(len(features))
+        paths = write_corpus(
+            writer(target, features), prompts, folder, donor=DONOR, new_tokens=9, say=quiet
+        )
+        corpus = read_corpus(paths)
+        head = head_of(corpus, target, 64)
+        found.append(losses(keep_layers(target, (0, 3)), corpus, head, STEADY)[1])
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    assert corpus[0].hidden.shape[-1] == 3 * 32
+
+
 def test_a_stopped_run_ends_as_an_unbroken_one(target, shards, tmp_path, monkeypatch):
     """Bit for bit: weights, moments, rate, order of the batches and the place in the pass are all
     resumed."""

@@ -71,7 +71,8 @@ def test_they_are_the_files_that_data_reads() -> None:
 def test_their_rows_are_enough_for_every_cell() -> None:
     """Fewer would be measured without a word: a cell takes what there is."""
     wanted = Counter[str]()
-    for cell in (cell for paper in papers_named() for cell in paper.measured_in(FULL).values()):
+    cells = [cell for paper in papers_named() for cell in paper.measured_in(FULL).values()]
+    for cell in cells:
         sets = [(cell.data, cell.prompts)]
         sets += [(name, cell.training_prompts) for name in cell.training.values()]
         for name, prompts in sets:

@@ -245,7 +245,7 @@ INLINE Pairs some_halves_at(const uint16_t* from, int64_t count) {
 static const uint16_t* lines_at(const uint16_t* memory, int64_t dim, int64_t at, int64_t count, int64_t start, int64_t end,
                                 const std::vector<int64_t>& path, uint16_t* copies) {
     if (at + count <= (path.empty() ? end : start)) {
-        for (int64_t i = 0; i < count * dim; i += 2 * LANES) __builtin_prefetch(memory + (at + count) * dim + i);
+        for (int64_t i = (at + count) * dim; i < std::min(end, at + 2 * count) * dim; i += 2 * LANES) __builtin_prefetch(memory + i);
         return memory + at * dim;
     }
     std::fill(copies, copies + count * dim, 0);

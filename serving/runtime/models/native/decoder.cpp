@@ -5,9 +5,9 @@
 #include <atomic>
 #include <exception>
 
-#include "attention.h"
-
 #include <omp.h>
+
+#include "attention.h"
 #include "product.h"
 
 using namespace draftwell;
@@ -117,10 +117,11 @@ void split(const Decoder& decoder, const Pass& pass, std::vector<Item>& items) {
 
 // What the next attention of a thread reads first.
 template <typename Number>
-void fetch_keys(const Shape& shape, const Item& item, int64_t layer) {
-    const char* keys = (const char*)((const Number*)item.row->memory[2 * layer] + item.head * item.row->head_stride);
-    const int64_t bytes = std::min<int64_t>(item.row->start, 2 * CHUNK) * shape.dim * sizeof(Number);
-    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(keys + byte, 0, 2);
+void fetch_keys(const Shape& shape, const Item& item, int64_t layer, int64_t window) {
+    const Positions read = read_by(*item.row, item.from, item.to, window);
+    const Number* keys = (const Number*)item.row->memory[2 * layer] + item.head * item.row->head_stride;
+    const Number* end = keys + std::min(item.row->start, read.from + 2 * CHUNK) * shape.dim;
+    for (const Number* at = keys + read.from * shape.dim; at < end; at += 64 / sizeof(Number)) __builtin_prefetch(at, 0, 2);
 }
 
 template <typename Number>
@@ -164,7 +165,7 @@ void attention(const Decoder& decoder, const Pass& pass, int64_t number, Buffers
     for (size_t i = 0; i < own.items.size(); i++) {
         const Item& item = own.items[i];
         const float* query = wide + item.row->first * layer.qkv.outputs;
-        if (i + threads < own.items.size()) fetch_keys<Number>(shape, own.items[i + threads], number);
+        if (i + threads < own.items.size()) fetch_keys<Number>(shape, own.items[i + threads], number, layer.window);
         float* out = found + item.row->first * shape.heads * dim;
         try {
             attend<Number>(shape, *item.row, number, item.head, item.from, item.to, layer.window, query, layer.qkv.outputs, out);

@@ -101,6 +101,30 @@ def test_a_path_of_a_tree_is_read_as_if_it_stood_alone(name: str, dtype: torch.d
                 assert same(found.logits[place], wanted[i]), (start, place)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_tree_that_is_read_in_parts_is_read_as_its_paths(dtype: torch.dtype) -> None:
+    """More queries than a tile has rows and than are read together, and heads that fill no vector;
+    paths that begin before and behind a block of 32 positions."""
+    shape = {
+        "hidden_size": 80,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 1,
+        "head_dim": 40,
+    }
+    model = by_library(llama(initializer_range=0.3, **shape).to(dtype), slots=2)
+    tokens, parents = random_tokens(40, 7), tuple((i - 1) // 3 if i else -1 for i in range(40))
+    for start in (31, 33, 63):
+        prefix, slot = random_tokens(start, start), model.open()
+        model.forward([Forward("target", slot, prefix)])
+        (found,) = model.forward([Forward("target", slot, tokens, 40, parents=parents)])
+        model.close(slot)
+        for place in (0, 5, 18, 39):
+            path, at = list[int](), place
+            while at >= 0:
+                path, at = [tokens[at], *path], parents[at]
+            assert same(found.logits[place], logits_of(model, (*prefix, *path))[-1]), (start, place)
+
+
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rounded_weights_are_read_alike_by_any_number_of_tokens(
