@@ -316,6 +316,26 @@ int64_t draftwell_product(const float* x, const Weight* weight, float* out, int6
     return 0;
 }
 
+// Whether products of bfloat16 in 12 bits take less time, of few tokens.
+int64_t draftwell_unpacks_fast() {
+#ifdef UNPACKS_FAST
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// Writes bfloat16 in 12 bits (twelve_bits.h), and of each block the number of the first of its patches.
+int64_t draftwell_shorten(const uint16_t* numbers, int64_t blocks, int64_t block, uint8_t* table, char* to, Patch* patches, int64_t most,
+                          int64_t* first) {
+    const int64_t found = shorten(numbers, blocks * block, table, to, patches, most);
+    for (int64_t number = 0, at = 0; found >= 0 && number <= blocks; number++) {
+        while (at < found && patches[at].place < number * block) at++;
+        first[number] = at;
+    }
+    return found;
+}
+
 // x [tokens, count], rows [others, count] → out [tokens, others], their dot products.
 void draftwell_dots(const float* x, const float* rows, float* out, int64_t tokens, int64_t others, int64_t count) {
     for (int64_t token = 0; token < tokens; token++)

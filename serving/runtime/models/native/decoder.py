@@ -100,7 +100,7 @@ class Product:
         whole: Tensor | Rounded = weight if weights is None else rounded(weight, weights)
         if isinstance(whole, Rounded) and weight.dtype == torch.float32:
             whole = whole.dense()
-        self.packed, self._kept = packed(whole, bias, library.draftwell_lanes())
+        self.packed, self._kept = packed(whole, bias, library)
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[n, in]` → `[n, out]`."""

@@ -3,12 +3,14 @@
 // A weight [out, in] lies in blocks of two vectors of outputs (packing.py). Of a block, two inputs of all its outputs follow each other.
 // Each vector is multiplied with the same inputs of up to MOST tokens, whose sums stay in registers. A sum is float32 and runs over the
 // inputs in one order, so a token's result does not depend on how many others there are. Where the processor has AMX, all that is not
-// float32 is multiplied by tiles, one token or many: they add in an order of their own.
+// float32 is multiplied by tiles, one token or many: they add in an order of their own. Weights of 12, 8 or 4 bits are brought to bfloat16 for
+// them, a step of 32 inputs at a time, while the next ones are fetched.
 
 #ifndef DRAFTWELL_PRODUCT
 #define DRAFTWELL_PRODUCT
 
 #include "tiles.h"
+#include "twelve_bits.h"
 #include "vectors.h"
 
 namespace draftwell {
@@ -19,9 +21,12 @@ constexpr int MOST = 12;         // tokens whose 2 * 12 sums, two vectors of wei
 constexpr int MOST = 6;          // 15 of 16 registers
 #endif
 constexpr int64_t AHEAD = 2048;  // bytes between what is multiplied and what is fetched
-constexpr int64_t GROUP = 32;    // inputs that share a scale and a zero in int4
+constexpr int64_t GROUP = 32;    // inputs of a step; in int4 they share a scale and a zero
+constexpr int64_t STEP = GROUP * WIDTH;  // weights of a step of a block
+constexpr int64_t ROOM = STEP * 2;       // bytes of a step in bfloat16
+constexpr int64_t FAR = 4;               // steps between what is unpacked and what is fetched
 
-enum Kind : int64_t { FLOAT32, BFLOAT16, INT8, INT4 };
+enum Kind : int64_t { FLOAT32, BFLOAT16, INT8, INT4, BFLOAT12 };
 
 struct Weight {
     const char* data;
@@ -29,6 +34,9 @@ struct Weight {
     int64_t given;              // inputs that a token has; the others are 0
     int64_t inputs, outputs;    // filled up
     int64_t kind;
+    const uint8_t* table;        // [16], of bfloat12 as twelve_bits.h has it
+    const Patch* patches;        // ascending
+    const int64_t* first_patch;  // of each block, and where they end
 };
 
 // What tokens are multiplied as: one float32, or two bfloat16 where there is an instruction for them.
@@ -150,22 +158,125 @@ struct Int4 {
 #endif
 };
 
+// Whether vectors multiply the weights as they lie.
+template <typename Reader>
+constexpr bool DIRECT = true;
+
+template <typename Reader>
+constexpr int64_t STEP_BYTES = GROUP / 2 * Reader::PAIR + Reader::HEADER;
+
+// A block's weights where they lie, step by step.
+template <typename Reader>
+struct InPlace {
+    const char* data;
+    inline const char* step(int64_t number) const { return data + number * STEP_BYTES<Reader>; }
+};
+
+// Bring a step of whole numbers to bfloat16.
+template <typename Reader>
+struct Unpacker {
+    Unpacker(const Weight&, int64_t) {}
+    inline void unpack(const char* at, char* into) {
+        Floats scale[VECTORS], zero[VECTORS];
+        if (Reader::HEADER) Reader::header(at, scale, zero), at += Reader::HEADER;
+        for (int64_t pair = 0; pair < GROUP / 2; pair++, at += Reader::PAIR)
+            for (int vector = 0; vector < VECTORS; vector++) {
+                const auto weights = Reader::get(at, vector, 0, scale, zero);
+                __builtin_memcpy(into + (pair * VECTORS + vector) * LANES * 4, &weights, sizeof weights);
+            }
+    }
+};
+
+#ifdef UNPACKS_FAST
+// bfloat16 in 12 bits.
+struct Bfloat12 {
+    static constexpr int64_t PAIR = STEP / TOGETHER * SHORT_BYTES / (GROUP / 2), HEADER = 0;
+};
+template <>
+constexpr bool DIRECT<Bfloat12> = false;
+
+// Bring a step of 12 bits to bfloat16.
+template <>
+struct Unpacker<Bfloat12> {
+    const uint8_t* table;
+    const Patch *patch, *end;
+    int64_t place;  // of the step's first weight
+
+    Unpacker(const Weight& weight, int64_t block)
+        : table(weight.table), patch(weight.patches + weight.first_patch[block]), end(weight.patches + weight.first_patch[block + 1]),
+          place(block * weight.inputs * WIDTH) {
+        for (int line = 0; line < 3; line++) __builtin_prefetch(end + 4 * line);  // of the next block
+        __builtin_prefetch(weight.first_patch + block + 8);
+    }
+
+    inline void unpack(const char* at, char* into) {
+        for (int64_t i = 0; i < STEP / TOGETHER; i++) lengthen(at + i * SHORT_BYTES, table, into + i * 2 * TOGETHER);
+        for (; patch < end && patch->place < place + STEP; patch++) {
+            const uint16_t bits = patch->bits;
+            __builtin_memcpy(into + 2 * (patch->place - place), &bits, sizeof bits);
+        }
+        place += STEP;
+    }
+};
+#endif
+
+// A block's weights as bfloat16, each step unpacked when it is asked for first. `room` holds all steps, where they are `kept` for more
+// tokens, or the last two.
+template <typename Reader>
+struct Unpacked {
+    const char* data;
+    char* room;
+    bool kept;
+    Unpacker<Reader> steps;
+    int64_t done = 0;
+
+    inline const char* step(int64_t number) {
+        char* into = room + (kept ? number : number % 2) * ROOM;
+        if (number < done) return into;
+        done++;
+        const char* at = data + number * STEP_BYTES<Reader>;
+        for (int64_t byte = 0; byte < STEP_BYTES<Reader>; byte += 64) __builtin_prefetch(at + FAR * STEP_BYTES<Reader> + byte, 0, 2);
+        steps.unpack(at, into);
+        return into;
+    }
+};
+
+// The room of a thread for `steps` steps, at a cache line's start.
+static char* room_of(int64_t steps) {
+    static thread_local std::vector<char> room;
+    if ((int64_t)room.size() < steps * ROOM + 64) room.resize(steps * ROOM + 64);
+    return (char*)(((uintptr_t)room.data() + 63) & ~(uintptr_t)63);
+}
+
+// Block `number` of a weight.
+template <typename Reader, bool unpacks>
+INLINE auto block_of(const Weight& weight, int64_t number, bool kept) {
+    const int64_t steps = weight.inputs / GROUP;
+    const char* data = weight.data + number * steps * STEP_BYTES<Reader>;
+    if constexpr (unpacks) return Unpacked<Reader>{data, room_of(kept ? steps : 2), kept, {weight, number}};
+    else return InPlace<Reader>{data};
+}
+
 // `tokens` tokens × one block. x: `stride` inputs a token. out: `outputs` a token. Fetches what begins at `soon`, `fetched` bytes an input pair.
-template <int tokens, typename Reader>
-static void block(const typename Reader::Input* x, int64_t stride, const char* at, float* out, int64_t inputs, int64_t outputs, const char* soon,
+template <int tokens, typename Reader, typename Block>
+static void block(const typename Reader::Input* x, int64_t stride, Block& weights, float* out, int64_t inputs, int64_t outputs, const char* soon,
                   int64_t fetched) {
     Floats sums[tokens][VECTORS] = {}, scale[VECTORS], zero[VECTORS];
-    for (int64_t input = 0; input < inputs; input += 2, at += Reader::PAIR, soon += fetched) {
-        if (Reader::HEADER && input % GROUP == 0) Reader::header(at, scale, zero), at += Reader::HEADER;
-        for (int64_t byte = 0; byte < Reader::PAIR; byte += 64) __builtin_prefetch(soon + byte);
+    for (int64_t group = 0; group < inputs; group += GROUP) {
+        const char* at = weights.step(group / GROUP);
+        if (Reader::HEADER) Reader::header(at, scale, zero), at += Reader::HEADER;
+        for (int64_t input = group; input < group + GROUP; input += 2, at += Reader::PAIR, soon += fetched) {
+            if (soon)
+                for (int64_t byte = 0; byte < Reader::PAIR; byte += 64) __builtin_prefetch(soon + byte);
 #pragma GCC unroll 2
-        for (int step = 0; step < Reader::STEPS; step++) {
-            const auto first = Reader::get(at, 0, step, scale, zero), second = Reader::get(at, 1, step, scale, zero);
-            const typename Reader::Input* one = x + input * Reader::STEPS / 2 + step;
+            for (int step = 0; step < Reader::STEPS; step++) {
+                const auto first = Reader::get(at, 0, step, scale, zero), second = Reader::get(at, 1, step, scale, zero);
+                const typename Reader::Input* one = x + input * Reader::STEPS / 2 + step;
 #pragma GCC unroll 12
-            for (int token = 0; token < tokens; token++) {
-                sums[token][0] = plus_product(sums[token][0], first, one[token * stride]);
-                sums[token][1] = plus_product(sums[token][1], second, one[token * stride]);
+                for (int token = 0; token < tokens; token++) {
+                    sums[token][0] = plus_product(sums[token][0], first, one[token * stride]);
+                    sums[token][1] = plus_product(sums[token][1], second, one[token * stride]);
+                }
             }
         }
     }
@@ -175,56 +286,43 @@ static void block(const typename Reader::Input* x, int64_t stride, const char* a
 }
 
 // `block` by the number of tokens, less one.
-template <typename Reader, int... less>
+template <typename Reader, typename Block, int... less>
 static constexpr auto blocks(std::integer_sequence<int, less...>) {
-    return std::array{block<less + 1, Reader>...};
+    return std::array{block<less + 1, Reader, Block>...};
 }
 
 // In parts of up to MOST tokens. One part is waited for by the memory; several compute for longer, and each fetches its share of the next
-// block meanwhile.
-template <typename Reader>
-static void block_by_parts(const void* x, const char* weight, float* out, int64_t tokens, int64_t inputs, int64_t outputs, int64_t bytes) {
-    static constexpr auto by_tokens = blocks<Reader>(std::make_integer_sequence<int, MOST>());
-    const int64_t parts = (tokens + MOST - 1) / MOST, stride = inputs * Reader::STEPS / 2;
+// block meanwhile; what is unpacked fetches by itself.
+template <typename Reader, typename Block>
+static void block_by_parts(const void* x, Block weights, const char* next, float* out, int64_t tokens, int64_t inputs, int64_t outputs) {
+    static constexpr auto by_tokens = blocks<Reader, Block>(std::make_integer_sequence<int, MOST>());
+    const int64_t parts = (tokens + MOST - 1) / MOST, stride = inputs * Reader::STEPS / 2, bytes = inputs / GROUP * STEP_BYTES<Reader>;
     for (int64_t part = 0; part < parts; part++) {
         const int64_t start = tokens * part / parts, end = tokens * (part + 1) / parts;
-        by_tokens[end - start - 1]((const typename Reader::Input*)x + start * stride, stride, weight, out + start * outputs, inputs, outputs,
-                                   weight + (parts == 1 ? AHEAD : bytes + bytes * part / parts), Reader::PAIR / parts);
+        const char* soon = !next ? nullptr : parts == 1 ? next - bytes + AHEAD : next + bytes * part / parts;
+        by_tokens[end - start - 1]((const typename Reader::Input*)x + start * stride, stride, weights, out + start * outputs, inputs, outputs, soon,
+                                   next ? Reader::PAIR / parts : 0);
     }
 }
 
 #ifdef HAS_TILES
-constexpr int64_t PAIR = VECTORS * BYTES;  // bytes of a block's pair of inputs in bfloat16
-
-// A block's weights as bfloat16: where they are, or in `room`.
-template <typename Reader>
-INLINE const char* in_bfloat16(const char* at, int64_t inputs, char* room) {
-    if (Reader::PAIR == PAIR) return at;
-    Floats scale[VECTORS], zero[VECTORS];
-    for (int64_t input = 0; input < inputs; input += 2, at += Reader::PAIR) {
-        if (Reader::HEADER && input % GROUP == 0) Reader::header(at, scale, zero), at += Reader::HEADER;
-        for (int vector = 0; vector < VECTORS; vector++) {
-            const auto weights = Reader::get(at, vector, 0, scale, zero);
-            __builtin_memcpy(room + input / 2 * PAIR + vector * LANES * 4, &weights, sizeof weights);
-        }
-    }
-    return room;
-}
-
 // All tokens × one block, 32 tokens at once.
-INLINE void block_by_tiles(const uint16_t* x, const char* weight, float* out, int64_t tokens, int64_t inputs, int64_t outputs,
-                           const char* soon) {
-    const int64_t stride = inputs * sizeof(uint16_t), wide = outputs * sizeof(float);
-    for (int64_t start = 0; start < tokens; start += 2 * TILE, soon = nullptr) {
+template <typename Block>
+INLINE void block_by_tiles(const uint16_t* x, Block weights, float* out, int64_t tokens, int64_t inputs, int64_t outputs, bool fetches) {
+    const int64_t stride = inputs * sizeof(uint16_t), wide = outputs * sizeof(float), pair = VECTORS * BYTES;
+    for (int64_t start = 0; start < tokens; start += 2 * TILE) {
         const int64_t first = first_of(start, tokens), second = first_of(start + TILE, tokens);
         const bool both = start + TILE < tokens;
-        const char* at = weight;
         clear_sums();
-        for (int64_t input = 0; input < inputs; input += 2 * TILE, at += TILE * PAIR) {
-            if (soon)
-                for (int64_t byte = 0; byte < TILE * PAIR; byte += 64) __builtin_prefetch(soon + input / 2 * PAIR + byte);
-            _tile_loadd(6, at, PAIR);
-            _tile_loadd(7, at + BYTES, PAIR);
+        const char* next = weights.step(0);
+        for (int64_t input = 0; input < inputs; input += GROUP) {
+            const char* at = next;
+            if (fetches && start == 0)
+                for (int64_t byte = 0; byte < ROOM; byte += 64) __builtin_prefetch(at + AHEAD + byte);
+            // a step before it is read, which would wait for what was just written
+            if (input + GROUP < inputs) next = weights.step(input / GROUP + 1);
+            _tile_loadd(6, at, pair);
+            _tile_loadd(7, at + BYTES, pair);
             _tile_loadd(4, x + first * inputs + input, stride);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
@@ -255,27 +353,28 @@ INLINE void finish(const Weight& weight, float* out, int64_t at, int64_t tokens)
 
 template <typename Reader>
 static void product_by(const void* x, const Weight& weight, float* out, int64_t tokens) {
-    const int64_t bytes = weight.inputs / 2 * Reader::PAIR + (Reader::HEADER ? weight.inputs / GROUP * Reader::HEADER : 0);
+    const int64_t blocks = weight.outputs / WIDTH, inputs = weight.inputs, outputs = weight.outputs;
 #ifdef HAS_TILES
     if constexpr (!std::is_same_v<Reader, Float32>)
         if (TILES) {
-            static thread_local std::vector<char> room;
-            if (Reader::PAIR != PAIR) room.resize(weight.inputs / 2 * PAIR);
+            constexpr bool unpacks = !std::is_same_v<Reader, Bfloat16>;
             const Tiles tiles(tokens);
 #pragma omp for schedule(static)
-            for (int64_t at = 0; at < weight.outputs; at += WIDTH) {
-                const char* from = weight.data + at / WIDTH * bytes;
-                const char* whole = in_bfloat16<Reader>(from, weight.inputs, room.data());
-                block_by_tiles((const uint16_t*)x, whole, out + at, tokens, weight.inputs, weight.outputs, whole == from ? from + AHEAD : nullptr);
-                finish(weight, out, at, tokens);
+            for (int64_t number = 0; number < blocks; number++) {
+                const auto own = block_of<Reader, unpacks>(weight, number, tokens > 2 * TILE);
+                block_by_tiles((const uint16_t*)x, own, out + number * WIDTH, tokens, inputs, outputs, !unpacks);
+                finish(weight, out, number * WIDTH, tokens);
             }
             return;
         }
 #endif
+    constexpr bool unpacks = !DIRECT<Reader>;
 #pragma omp for schedule(static)
-    for (int64_t at = 0; at < weight.outputs; at += WIDTH) {
-        block_by_parts<Reader>(x, weight.data + at / WIDTH * bytes, out + at, tokens, weight.inputs, weight.outputs, bytes);
-        finish(weight, out, at, tokens);
+    for (int64_t number = 0; number < blocks; number++) {
+        const auto own = block_of<Reader, unpacks>(weight, number, tokens > MOST);
+        if constexpr (unpacks) block_by_parts<Bfloat16>(x, own, nullptr, out + number * WIDTH, tokens, inputs, outputs);
+        else block_by_parts<Reader>(x, own, own.step(inputs / GROUP), out + number * WIDTH, tokens, inputs, outputs);
+        finish(weight, out, number * WIDTH, tokens);
     }
 }
 
@@ -285,6 +384,9 @@ static void product(const void* x, const Weight& weight, float* out, int64_t tok
         case FLOAT32: return product_by<Float32>(x, weight, out, tokens);
         case BFLOAT16: return product_by<Bfloat16>(x, weight, out, tokens);
         case INT8: return product_by<Int8>(x, weight, out, tokens);
+#ifdef UNPACKS_FAST
+        case BFLOAT12: return product_by<Bfloat12>(x, weight, out, tokens);
+#endif
         default: return product_by<Int4>(x, weight, out, tokens);
     }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import re
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from draftwell.serving.number_format import Weights
+from draftwell.serving.runtime.models.native import packing
 from draftwell.serving.runtime.models.native.decoder import Product, dots
 from draftwell.serving.runtime.models.native.library import SOURCE, compiler, find_library
 from draftwell.serving.runtime.models.native.packing import ROOM, LargePages, place
@@ -19,6 +21,8 @@ from tests.support.models.by_library import compiles
 
 pytestmark = compiles
 PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+BFLOAT16, BFLOAT12 = 1, 4
+"""As product.h numbers them."""
 KINDS = [
     (torch.float32, None),
     (torch.bfloat16, None),
@@ -55,6 +59,43 @@ def test_a_token_is_multiplied_as_by_torch_and_alike_in_any_company(
     assert own.in_float32(x[:0]).shape == (0, shape[0])
     for tokens in (1, 2, 5, 6, 7, 11, 12, 13, 16, 17, 24, 25, 32, 33, 48, 69):
         assert torch.equal(own.in_float32(x[:tokens]), found[:tokens]), tokens
+
+
+def library_that_unpacks() -> ctypes.CDLL:
+    library = find_library("on", [])
+    assert library is not None
+    if not library.draftwell_unpacks_fast():
+        pytest.skip("bfloat16 is kept in 12 bits where vectors have 512 (AVX-512 with bfloat16)")
+    return library
+
+
+@pytest.mark.parametrize("shape", [(96, 64), (33, 32), (50, 96), (7, 31), (320, 192)], ids=str)
+def test_bfloat16_in_twelve_bits_gives_what_sixteen_give(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also numbers of uncommon size, in neighbouring steps and blocks, and where all are zero."""
+    library = library_that_unpacks()
+    random = torch.Generator().manual_seed(sum(shape))
+    weight = (torch.randn(shape, generator=random) / 20).bfloat16()
+    weight[0, :2], weight[-1, -1], weight[shape[0] // 2] = 3e38, -1e-35, 0
+    for uncommon in range(0, weight.numel(), 601):
+        weight.view(-1)[uncommon] = -(2.0 ** (uncommon % 200 - 100))
+    x = torch.randn(70, shape[1], generator=random)
+    short = Product(library, weight)
+    assert short.packed.kind == BFLOAT12
+    monkeypatch.setattr(packing, "shortened", lambda *_: None)
+    whole = Product(library, weight)
+    assert whole.packed.kind == BFLOAT16
+    for tokens in (1, 2, 12, 13, 32, 33, 70):
+        assert torch.equal(short.in_float32(x[:tokens]), whole.in_float32(x[:tokens])), tokens
+    # each weight alone
+    assert torch.equal(short.in_float32(torch.eye(shape[1])).T, weight.float())
+
+
+def test_numbers_of_all_sizes_stay_in_sixteen_bits() -> None:
+    library = library_that_unpacks()
+    bits = torch.arange(64 * 256).mul(40503).to(torch.int16).view(64, 256)
+    assert Product(library, bits.view(torch.bfloat16)).packed.kind == BFLOAT16
 
 
 def test_dot_products_do_not_depend_on_how_many_there_are() -> None:
