@@ -15,6 +15,7 @@ namespace draftwell {
 
 constexpr int64_t CHUNK = 64;   // positions whose keys and values are brought into the first cache
 constexpr int64_t QUERIES = 24;  // that read a slot together, about; by tiles twice as many
+constexpr int64_t LEAD = 512;    // lines of memory that are fetched ahead
 
 #ifdef __AVX512F__
 constexpr int AT_A_TIME = 12;
@@ -42,6 +43,28 @@ struct Scratch {
     Number* room(int64_t count) {
         if ((int64_t)numbers.size() < count) numbers.resize(count);
         return numbers.data();
+    }
+};
+
+// What a thread reads of keys and values: each line is fetched while what comes LEAD lines before it is computed.
+class Ahead {
+    struct Lines {
+        const char *at, *end;
+    };
+    Lines lines[4] = {};  // keys and values that are attended to, and the next ones
+    int now = 0;
+
+   public:
+    void then(const void* keys, const void* values, int64_t bytes) {
+        lines[0] = lines[2], lines[1] = lines[3];
+        lines[2] = {(const char*)keys, (const char*)keys + bytes}, lines[3] = {(const char*)values, (const char*)values + bytes};
+        now = 0;
+    }
+
+    inline void fetch(int64_t count) {
+        for (; count > 0 && now < 4; now++)
+            for (Lines& own = lines[now]; count > 0 && own.at < own.end; own.at += 64, count--) __builtin_prefetch(own.at, 0, 2);
+        now = std::max(0, now - 1);
     }
 };
 
@@ -85,9 +108,10 @@ static void add_product(const float* a, int64_t a_stride, const float* b, int64_
 
 // Keys [count, dim] → [dim, CHUNK] float32, zeros from `count` on.
 template <typename Number>
-static void turn_keys(const Number* keys, int64_t count, int64_t dim, float* to) {
+static void turn_keys(const Number* keys, int64_t count, int64_t dim, float* to, Ahead& ahead) {
     for (int64_t at = 0; at < dim; at += LANES)
         for (int64_t from = 0; from < CHUNK; from += LANES) {
+            ahead.fetch(LANES * LANES * sizeof(Number) / 64);
             Floats rows[LANES];
             for (int64_t i = 0; i < LANES; i++)
                 rows[i] = from + i < count ? some_floats_at(keys + (from + i) * dim + at, dim - at) : Floats{};
@@ -98,10 +122,12 @@ static void turn_keys(const Number* keys, int64_t count, int64_t dim, float* to)
 
 // Values [count, dim] → [count, width] float32, zeros from `dim` on.
 template <typename Number>
-static void widen_values(const Number* values, int64_t count, int64_t dim, int64_t width, float* to) {
-    for (int64_t position = 0; position < count; position++)
+static void widen_values(const Number* values, int64_t count, int64_t dim, int64_t width, float* to, Ahead& ahead) {
+    for (int64_t position = 0; position < count; position++) {
+        ahead.fetch((dim * sizeof(Number) + 63) / 64);
         for (int64_t at = 0; at < width; at += LANES)
             write(to + position * width + at, some_floats_at(values + position * dim + at, dim - at));
+    }
 }
 
 // Scores of the positions from `begin` (the start of a vector) to `end` → their exponentials less the largest; the sum of these. `room`
@@ -176,8 +202,8 @@ static Positions read_by(const Row& row, int64_t t0, int64_t t1, int64_t window)
 // Tokens [t0, t1) of a row, by the query heads of one key head. query: [tokens, heads + 2 kv_heads, dim] with `stride` a token; out:
 // [tokens, heads * dim], of the row's tokens both.
 template <typename Number>
-static void attend_by_vectors(const Shape& shape, const Row& row, int64_t layer, int64_t head, int64_t t0, int64_t t1, int64_t window, const float* query,
-                   int64_t stride, float* out) {
+static void attend_by_vectors(const Shape& shape, const Row& row, int64_t layer, int64_t head, int64_t t0, int64_t t1, int64_t window,
+                              const float* query, int64_t stride, float* out, Ahead& ahead) {
     static thread_local Scratch<float> turned, scored, summed, asked;
     const int64_t groups = shape.groups(), dim = shape.dim, width = (dim + WIDTH - 1) / WIDTH * WIDTH, queries = (t1 - t0) * groups;
     const Positions read = read_by(row, t0, t1, window);
@@ -191,7 +217,7 @@ static void attend_by_vectors(const Shape& shape, const Row& row, int64_t layer,
         std::copy_n(query + (t0 + number / groups) * stride + (head * groups + number % groups) * dim, dim, asks + number * dim);
     for (int64_t number = 0; number < queries; number++) std::fill(scores + number * room + from, scores + (number + 1) * room, 0.0f);
     for (int64_t at = from; at < end; at += CHUNK) {
-        turn_keys(keys + at * dim, std::min(CHUNK, end - at), dim, chunk);
+        turn_keys(keys + at * dim, std::min(CHUNK, end - at), dim, chunk, ahead);
         add_product(asks, dim, chunk, CHUNK, scores + at, room, queries, dim, CHUNK);
     }
     static thread_local std::vector<float> sums;
@@ -205,7 +231,7 @@ static void attend_by_vectors(const Shape& shape, const Row& row, int64_t layer,
     std::fill(found, found + queries * width, 0.0f);
     for (int64_t at = from; at < end; at += CHUNK) {
         const int64_t count = std::min(CHUNK, end - at);
-        widen_values(values + at * dim, count, dim, width, chunk);
+        widen_values(values + at * dim, count, dim, width, chunk, ahead);
         add_product(scores + at, room, chunk, width, found, width, queries, count, width);
     }
     for (int64_t number = 0; number < queries; number++) {
@@ -241,13 +267,10 @@ INLINE Pairs some_halves_at(const uint16_t* from, int64_t count) {
 }
 
 // Keys or values of `count` positions from `at` on, with zeros from `end` on: where they are, or as copies. From `start` on a path's
-// positions are those of its tokens. What comes next is fetched.
+// positions are those of its tokens.
 static const uint16_t* lines_at(const uint16_t* memory, int64_t dim, int64_t at, int64_t count, int64_t start, int64_t end,
                                 const std::vector<int64_t>& path, uint16_t* copies) {
-    if (at + count <= (path.empty() ? end : start)) {
-        for (int64_t i = (at + count) * dim; i < std::min(end, at + 2 * count) * dim; i += 2 * LANES) __builtin_prefetch(memory + i);
-        return memory + at * dim;
-    }
+    if (at + count <= (path.empty() ? end : start)) return memory + at * dim;
     std::fill(copies, copies + count * dim, 0);
     for (int64_t i = at; i < std::min(end, at + count); i++) {
         const int64_t place = path.empty() || i < start ? i : start + path[i - start];
@@ -257,9 +280,10 @@ static const uint16_t* lines_at(const uint16_t* memory, int64_t dim, int64_t at,
 }
 
 // Keys of CHUNK positions → of 32 dimensions, of 16 positions: the positions of each pair of dimensions.
-static void turn_for_tiles(const uint16_t* lines, int64_t dim, int64_t width, uint16_t* into) {
+static void turn_for_tiles(const uint16_t* lines, int64_t dim, int64_t width, uint16_t* into, Ahead& ahead) {
     for (int64_t part = 0; part < width; part += 2 * TILE)
         for (int64_t start = 0; start < CHUNK; start += TILE, into += 2 * TILE * TILE) {
+            ahead.fetch(TILE);
             Floats rows[LANES];
             for (int64_t i = 0; i < TILE; i++) rows[i] = some_pairs_at(lines + (start + i) * dim + part, dim - part);
             transpose(rows);
@@ -268,9 +292,10 @@ static void turn_for_tiles(const uint16_t* lines, int64_t dim, int64_t width, ui
 }
 
 // Values of 32 positions → of 16 dimensions: the dimensions of each pair of positions.
-static void pair_for_tiles(const uint16_t* lines, int64_t dim, int64_t width, uint16_t* into) {
+static void pair_for_tiles(const uint16_t* lines, int64_t dim, int64_t width, uint16_t* into, Ahead& ahead) {
     for (int64_t part = 0; part < width; part += TILE)
         for (int64_t pair = 0; pair < 2 * TILE; pair += 2, into += 2 * TILE) {
+            ahead.fetch(1);
             const auto values = [&](int64_t i) { return some_halves_at(lines + i * dim + part, dim - part); };
             write((float*)into, (Floats)(values(pair) | values(pair + 1) << 16));
         }
@@ -279,7 +304,7 @@ static void pair_for_tiles(const uint16_t* lines, int64_t dim, int64_t width, ui
 // `attend` by tiles, over keys and values in bfloat16. Queries and weights are multiplied in two parts. A tree's tokens share the values
 // of the whole blocks of 32 positions before it; each goes on from their sums along its own path.
 static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, int64_t head, int64_t t0, int64_t t1, int64_t window,
-                            const float* query, int64_t stride, float* out) {
+                            const float* query, int64_t stride, float* out, Ahead& ahead) {
     static thread_local Scratch<float> scored, summed;
     static thread_local Scratch<uint16_t> asked, weighed, turned, copied;
     static thread_local std::vector<int64_t> path;
@@ -304,7 +329,7 @@ static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, i
     }
     const Tiles tiles(queries);
     for (int64_t at = from; at < end; at += CHUNK) {
-        turn_for_tiles(lines_at(keys, dim, at, CHUNK, row.start, end, path, copies), dim, width, turned_lines);
+        turn_for_tiles(lines_at(keys, dim, at, CHUNK, row.start, end, path, copies), dim, width, turned_lines, ahead);
         for (int64_t number = 0; number < queries; number += TILE) {
             const int64_t first = first_of(number, queries);
             const uint16_t* some = turned_lines;
@@ -367,7 +392,8 @@ static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, i
     };
     const auto pair_values = [&](int64_t begin, int64_t stop, int64_t last) {
         for (int64_t at = begin; at < stop; at += 2 * TILE)
-            pair_for_tiles(lines_at(values, dim, at, 2 * TILE, row.start, last, path, copies), dim, width, turned_lines + (at - begin) * width);
+            pair_for_tiles(lines_at(values, dim, at, 2 * TILE, row.start, last, path, copies), dim, width, turned_lines + (at - begin) * width,
+                           ahead);
     };
     path.clear();
     pair_values(from, shared, end);
@@ -400,12 +426,12 @@ INLINE bool by_tiles() {
 }
 
 template <typename Number, typename... Rest>
-INLINE void attend(const Rest&... rest) {
+INLINE void attend(Ahead& ahead, const Rest&... rest) {
 #ifdef HAS_TILES
     if constexpr (sizeof(Number) == sizeof(uint16_t))
-        if (TILES) return attend_by_tiles(rest...);
+        if (TILES) return attend_by_tiles(rest..., ahead);
 #endif
-    attend_by_vectors<Number>(rest...);
+    attend_by_vectors<Number>(rest..., ahead);
 }
 
 }  // namespace draftwell

@@ -99,6 +99,7 @@ void keep(const float* head, void* memory, int64_t place, int64_t dim) {
 struct Buffers {
     Scratch<float> inputs, wide, found;
     std::vector<Item> items;
+    std::atomic<size_t> next;  // of the items that no thread has begun with
     std::atomic<bool> failed;  // a thread had no memory left
 };
 
@@ -115,13 +116,15 @@ void split(const Decoder& decoder, const Pass& pass, std::vector<Item>& items) {
     }
 }
 
-// What the next attention of a thread reads first.
+// What a thread attends to next.
 template <typename Number>
-void fetch_keys(const Shape& shape, const Item& item, int64_t layer, int64_t window) {
-    const Positions read = read_by(*item.row, item.from, item.to, window);
-    const Number* keys = (const Number*)item.row->memory[2 * layer] + item.head * item.row->head_stride;
-    const Number* end = keys + std::min(item.row->start, read.from + 2 * CHUNK) * shape.dim;
-    for (const Number* at = keys + read.from * shape.dim; at < end; at += 64 / sizeof(Number)) __builtin_prefetch(at, 0, 2);
+void go_on(Ahead& ahead, const Shape& shape, const Item* item, int64_t layer, int64_t window) {
+    if (!item) return ahead.then(nullptr, nullptr, 0);
+    const int64_t from = read_by(*item->row, item->from, item->to, window).from, end = item->row->start;
+    const auto lines = [&](int64_t part) {
+        return (const Number*)item->row->memory[2 * layer + part] + item->head * item->row->head_stride + from * shape.dim;
+    };
+    ahead.then(lines(0), lines(1), std::max<int64_t>(0, end - from) * shape.dim * sizeof(Number));
 }
 
 template <typename Number>
@@ -130,6 +133,11 @@ void attention(const Decoder& decoder, const Pass& pass, int64_t number, Buffers
     const Shape& shape = decoder.shape;
     const int64_t dim = shape.dim, rotated = shape.heads + shape.kv_heads;
     float *inputs = own.inputs.numbers.data(), *wide = own.wide.numbers.data(), *found = own.found.numbers.data();
+    const size_t thread = omp_get_thread_num(), count = own.items.size();
+    const auto item = [&](size_t i) { return i < count ? &own.items[i] : nullptr; };
+    Ahead ahead;
+    go_on<Number>(ahead, shape, item(thread), number, layer.window);
+    ahead.fetch(LEAD);
 #pragma omp for schedule(static)
     for (int64_t token = 0; token < pass.tokens; token++) {
         char* row = row_of(inputs, layer.qkv, token);
@@ -145,6 +153,7 @@ void attention(const Decoder& decoder, const Pass& pass, int64_t number, Buffers
         }
     }
     product(inputs, layer.qkv, wide, pass.tokens);
+    if (thread == 0) own.next = omp_get_num_threads();
 #pragma omp for schedule(static)
     for (int64_t token = 0; token < pass.tokens; token++) {
         const Row* row = pass.row;
@@ -160,19 +169,19 @@ void attention(const Decoder& decoder, const Pass& pass, int64_t number, Buffers
             keep<Number>(heads + (shape.heads + head) * dim, of_head, place, dim);
         }
     }
-    const size_t threads = omp_get_num_threads();
-#pragma omp for schedule(dynamic)
-    for (size_t i = 0; i < own.items.size(); i++) {
-        const Item& item = own.items[i];
-        const float* query = wide + item.row->first * layer.qkv.outputs;
-        if (i + threads < own.items.size()) fetch_keys<Number>(shape, own.items[i + threads], number, layer.window);
-        float* out = found + item.row->first * shape.heads * dim;
+    for (size_t i = thread, next; i < count; i = next) {
+        const Item& one = own.items[i];
+        next = own.next++;
+        go_on<Number>(ahead, shape, item(next), number, layer.window);
+        const float* query = wide + one.row->first * layer.qkv.outputs;
+        float* out = found + one.row->first * shape.heads * dim;
         try {
-            attend<Number>(shape, *item.row, number, item.head, item.from, item.to, layer.window, query, layer.qkv.outputs, out);
+            attend<Number>(ahead, shape, *one.row, number, one.head, one.from, one.to, layer.window, query, layer.qkv.outputs, out);
         } catch (const std::exception&) {
             own.failed = true;
         }
     }
+#pragma omp barrier
     const int64_t width = shape.heads * dim;
 #pragma omp for schedule(static)
     for (int64_t token = 0; token < pass.tokens; token++) {
