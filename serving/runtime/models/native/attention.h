@@ -46,7 +46,7 @@ struct Scratch {
     }
 };
 
-// What a thread reads of keys and values: each line is fetched while what comes LEAD lines before it is computed.
+// What a thread reads of a layer's keys and values: each line is fetched while what comes LEAD lines before it is computed.
 class Ahead {
     struct Lines {
         const char *at, *end;
@@ -55,6 +55,9 @@ class Ahead {
     int now = 0;
 
    public:
+    const void* kept = nullptr;                          // keys that are ready for tiles, and their values
+    int64_t from = 0, keys_until = 0, values_until = 0;  // positions of them
+
     void then(const void* keys, const void* values, int64_t bytes) {
         lines[0] = lines[2], lines[1] = lines[3];
         lines[2] = {(const char*)keys, (const char*)keys + bytes}, lines[3] = {(const char*)values, (const char*)values + bytes};
@@ -306,7 +309,7 @@ static void pair_for_tiles(const uint16_t* lines, int64_t dim, int64_t width, ui
 static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, int64_t head, int64_t t0, int64_t t1, int64_t window,
                             const float* query, int64_t stride, float* out, Ahead& ahead) {
     static thread_local Scratch<float> scored, summed;
-    static thread_local Scratch<uint16_t> asked, weighed, turned, copied;
+    static thread_local Scratch<uint16_t> asked, weighed, turned, paired, copied;
     static thread_local std::vector<int64_t> path;
     static thread_local std::vector<float> sums;
     const int64_t groups = shape.groups(), dim = shape.dim, width = (dim + WIDTH - 1) / WIDTH * WIDTH, queries = (t1 - t0) * groups;
@@ -318,9 +321,13 @@ static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, i
     float *scores = scored.room(queries * room), *found = summed.room(2 * queries * width);
     uint16_t *asks = asked.room(2 * queries * width), *asks_low = asks + queries * width;
     uint16_t *weights = weighed.room(2 * queries * room), *weights_low = weights + queries * room;
-    uint16_t *turned_lines = turned.room(std::max(CHUNK, room - from) * width), *copies = copied.room(CHUNK * dim);
+    const bool keeps = !row.parents && t1 - t0 < row.count;  // for the row's other parts
+    uint16_t *turned_keys = turned.room((keeps ? room - from : CHUNK) * width), *paired_values = paired.room((room - from) * width);
+    uint16_t* copies = copied.room(CHUNK * dim);
     sums.resize(queries);
     path.clear();
+    if (!keeps || ahead.kept != keys || ahead.from != from)
+        ahead.kept = keeps ? keys : nullptr, ahead.from = ahead.keys_until = ahead.values_until = from;
 
     for (int64_t number = 0; number < queries; number++) {
         const float* one = query + (t0 + number / groups) * stride + (head * groups + number % groups) * dim;
@@ -329,10 +336,14 @@ static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, i
     }
     const Tiles tiles(queries);
     for (int64_t at = from; at < end; at += CHUNK) {
-        turn_for_tiles(lines_at(keys, dim, at, CHUNK, row.start, end, path, copies), dim, width, turned_lines, ahead);
+        uint16_t* chunk = turned_keys + (keeps ? (at - from) * width : 0);
+        if (at >= ahead.keys_until) {
+            turn_for_tiles(lines_at(keys, dim, at, CHUNK, row.start, end, path, copies), dim, width, chunk, ahead);
+            if (keeps && at + CHUNK <= end) ahead.keys_until = at + CHUNK;
+        }
         for (int64_t number = 0; number < queries; number += TILE) {
             const int64_t first = first_of(number, queries);
-            const uint16_t* some = turned_lines;
+            const uint16_t* some = chunk;
             clear_sums();
             for (int64_t part = 0; part < width; part += 2 * TILE, some += CHUNK * 2 * TILE) {
                 _tile_loadd(4, asks + first * width + part, width * sizeof(uint16_t));
@@ -376,7 +387,7 @@ static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, i
                     _tile_loadd(1, before + first * width + part + TILE, width * sizeof(float));
                 }
                 for (int64_t at = begin; at < stop; at += 2 * TILE) {
-                    const uint16_t* some = turned_lines + ((at - begin) * width + part * 2 * TILE);
+                    const uint16_t* some = paired_values + ((at - begin) * width + part * 2 * TILE);
                     _tile_loadd(4, weights + first * room + at, room * sizeof(uint16_t));
                     _tile_loadd(5, weights_low + first * room + at, room * sizeof(uint16_t));
                     _tile_loadd(6, some, BYTES);
@@ -391,9 +402,12 @@ static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, i
             }
     };
     const auto pair_values = [&](int64_t begin, int64_t stop, int64_t last) {
-        for (int64_t at = begin; at < stop; at += 2 * TILE)
-            pair_for_tiles(lines_at(values, dim, at, 2 * TILE, row.start, last, path, copies), dim, width, turned_lines + (at - begin) * width,
-                           ahead);
+        for (int64_t at = begin; at < stop; at += 2 * TILE) {
+            if (at < ahead.values_until) continue;
+            const uint16_t* lines = lines_at(values, dim, at, 2 * TILE, row.start, last, path, copies);
+            pair_for_tiles(lines, dim, width, paired_values + (at - begin) * width, ahead);
+            if (keeps && at + 2 * TILE <= last) ahead.values_until = at + 2 * TILE;
+        }
     };
     path.clear();
     pair_values(from, shared, end);

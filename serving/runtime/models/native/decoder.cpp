@@ -103,15 +103,15 @@ struct Buffers {
     std::atomic<bool> failed;  // a thread had no memory left
 };
 
-// Parts of rows, so that a few queries read a slot together.
+// Parts of rows, so that a few queries read a slot together; those of a head side by side.
 void split(const Decoder& decoder, const Pass& pass, std::vector<Item>& items) {
     const int64_t queries = decoder.halves && by_tiles() ? 2 * QUERIES : QUERIES;
     const int64_t most = std::max<int64_t>(1, queries / decoder.shape.groups());
     items.clear();
     for (int64_t row = 0; row < pass.rows; row++) {
         const int64_t count = pass.row[row].count, parts = (count + most - 1) / most;
-        for (int64_t part = 0; part < parts; part++)
-            for (int64_t head = 0; head < decoder.shape.kv_heads; head++)
+        for (int64_t head = 0; head < decoder.shape.kv_heads; head++)
+            for (int64_t part = 0; part < parts; part++)
                 items.push_back({pass.row + row, head, count * part / parts, count * (part + 1) / parts});
     }
 }

@@ -51,6 +51,21 @@ def test_a_text_cut_anywhere_has_the_same_logits(name: str, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["llama", "mistral with a window", "gemma2"])
+def test_parts_of_a_long_text_that_share_keys_are_read_as_tokens_alone(
+    name: str, dtype: torch.dtype
+) -> None:
+    """Several chunks of positions; of a window longer than one each part has its own."""
+    module = lean_family(name, dtype)
+    if module.config.model_type != "llama":
+        module.config.sliding_window = 100
+    model, text = by_library(module, max_context=256), random_tokens(230)
+    one_by_one = logits_of(model, text, range(1, len(text)))
+    for cuts in ((), (1,), (70, 201)):
+        assert same(one_by_one, logits_of(model, text, cuts)), cuts
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_stands_beside_a_row_changes_nothing(name: str, dtype: torch.dtype) -> None:
     model = by_library(lean_family(name, dtype), slots=8)
