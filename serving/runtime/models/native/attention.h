@@ -55,10 +55,7 @@ class Ahead {
     int now = 0;
 
    public:
-    const void* kept = nullptr;                          // keys that are ready for tiles, and their values
-    int64_t from = 0, keys_until = 0, values_until = 0;  // positions of them
-
-    void then(const void* keys, const void* values, int64_t bytes) {
+    void queue(const void* keys, const void* values, int64_t bytes) {
         lines[0] = lines[2], lines[1] = lines[3];
         lines[2] = {(const char*)keys, (const char*)keys + bytes}, lines[3] = {(const char*)values, (const char*)values + bytes};
         now = 0;
@@ -69,6 +66,13 @@ class Ahead {
             for (Lines& own = lines[now]; count > 0 && own.at < own.end; own.at += 64, count--) __builtin_prefetch(own.at, 0, 2);
         now = std::max(0, now - 1);
     }
+};
+
+// What a thread has made ready for tiles in its rooms, of a layer's keys and values of one head: whole chunks and blocks that stand before
+// the end of a part. The next part of the same row goes on from there, and a thread takes parts in their order.
+struct Ready {
+    const void* keys = nullptr;
+    int64_t from = 0, keys_until = 0, values_until = 0;  // positions
 };
 
 // c[q, 0..2 vectors) += the sum over k of a[q, k] b[k, 0..2 vectors)
@@ -307,7 +311,7 @@ static void pair_for_tiles(const uint16_t* lines, int64_t dim, int64_t width, ui
 // `attend` by tiles, over keys and values in bfloat16. Queries and weights are multiplied in two parts. A tree's tokens share the values
 // of the whole blocks of 32 positions before it; each goes on from their sums along its own path.
 static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, int64_t head, int64_t t0, int64_t t1, int64_t window,
-                            const float* query, int64_t stride, float* out, Ahead& ahead) {
+                            const float* query, int64_t stride, float* out, Ahead& ahead, Ready& ready) {
     static thread_local Scratch<float> scored, summed;
     static thread_local Scratch<uint16_t> asked, weighed, turned, paired, copied;
     static thread_local std::vector<int64_t> path;
@@ -326,8 +330,7 @@ static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, i
     uint16_t* copies = copied.room(CHUNK * dim);
     sums.resize(queries);
     path.clear();
-    if (!keeps || ahead.kept != keys || ahead.from != from)
-        ahead.kept = keeps ? keys : nullptr, ahead.from = ahead.keys_until = ahead.values_until = from;
+    if (!keeps || ready.keys != keys || ready.from != from) ready = {keeps ? keys : nullptr, from, from, from};
 
     for (int64_t number = 0; number < queries; number++) {
         const float* one = query + (t0 + number / groups) * stride + (head * groups + number % groups) * dim;
@@ -337,9 +340,9 @@ static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, i
     const Tiles tiles(queries);
     for (int64_t at = from; at < end; at += CHUNK) {
         uint16_t* chunk = turned_keys + (keeps ? (at - from) * width : 0);
-        if (at >= ahead.keys_until) {
+        if (at >= ready.keys_until) {
             turn_for_tiles(lines_at(keys, dim, at, CHUNK, row.start, end, path, copies), dim, width, chunk, ahead);
-            if (keeps && at + CHUNK <= end) ahead.keys_until = at + CHUNK;
+            if (keeps && at + CHUNK <= end) ready.keys_until = at + CHUNK;
         }
         for (int64_t number = 0; number < queries; number += TILE) {
             const int64_t first = first_of(number, queries);
@@ -403,10 +406,10 @@ static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, i
     };
     const auto pair_values = [&](int64_t begin, int64_t stop, int64_t last) {
         for (int64_t at = begin; at < stop; at += 2 * TILE) {
-            if (at < ahead.values_until) continue;
+            if (at < ready.values_until) continue;
             const uint16_t* lines = lines_at(values, dim, at, 2 * TILE, row.start, last, path, copies);
             pair_for_tiles(lines, dim, width, paired_values + (at - begin) * width, ahead);
-            if (keeps && at + 2 * TILE <= last) ahead.values_until = at + 2 * TILE;
+            if (keeps && at + 2 * TILE <= last) ready.values_until = at + 2 * TILE;
         }
     };
     path.clear();
@@ -440,10 +443,10 @@ INLINE bool by_tiles() {
 }
 
 template <typename Number, typename... Rest>
-INLINE void attend(Ahead& ahead, const Rest&... rest) {
+INLINE void attend(Ahead& ahead, Ready& ready, const Rest&... rest) {
 #ifdef HAS_TILES
     if constexpr (sizeof(Number) == sizeof(uint16_t))
-        if (TILES) return attend_by_tiles(rest..., ahead);
+        if (TILES) return attend_by_tiles(rest..., ahead, ready);
 #endif
     attend_by_vectors<Number>(rest..., ahead);
 }

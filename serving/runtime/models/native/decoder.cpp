@@ -116,15 +116,15 @@ void split(const Decoder& decoder, const Pass& pass, std::vector<Item>& items) {
     }
 }
 
-// What a thread attends to next.
+// What a thread attends to next is fetched next.
 template <typename Number>
-void go_on(Ahead& ahead, const Shape& shape, const Item* item, int64_t layer, int64_t window) {
-    if (!item) return ahead.then(nullptr, nullptr, 0);
+void queue_item(Ahead& ahead, const Shape& shape, const Item* item, int64_t layer, int64_t window) {
+    if (!item) return ahead.queue(nullptr, nullptr, 0);
     const int64_t from = read_by(*item->row, item->from, item->to, window).from, end = item->row->start;
     const auto lines = [&](int64_t part) {
         return (const Number*)item->row->memory[2 * layer + part] + item->head * item->row->head_stride + from * shape.dim;
     };
-    ahead.then(lines(0), lines(1), std::max<int64_t>(0, end - from) * shape.dim * sizeof(Number));
+    ahead.queue(lines(0), lines(1), std::max<int64_t>(0, end - from) * shape.dim * sizeof(Number));
 }
 
 template <typename Number>
@@ -136,7 +136,8 @@ void attention(const Decoder& decoder, const Pass& pass, int64_t number, Buffers
     const size_t thread = omp_get_thread_num(), count = own.items.size();
     const auto item = [&](size_t i) { return i < count ? &own.items[i] : nullptr; };
     Ahead ahead;
-    go_on<Number>(ahead, shape, item(thread), number, layer.window);
+    Ready ready;
+    queue_item<Number>(ahead, shape, item(thread), number, layer.window);
     ahead.fetch(LEAD);
 #pragma omp for schedule(static)
     for (int64_t token = 0; token < pass.tokens; token++) {
@@ -172,11 +173,11 @@ void attention(const Decoder& decoder, const Pass& pass, int64_t number, Buffers
     for (size_t i = thread, next; i < count; i = next) {
         const Item& one = own.items[i];
         next = own.next++;
-        go_on<Number>(ahead, shape, item(next), number, layer.window);
+        queue_item<Number>(ahead, shape, item(next), number, layer.window);
         const float* query = wide + one.row->first * layer.qkv.outputs;
         float* out = found + one.row->first * shape.heads * dim;
         try {
-            attend<Number>(ahead, shape, *one.row, number, one.head, one.from, one.to, layer.window, query, layer.qkv.outputs, out);
+            attend<Number>(ahead, ready, shape, *one.row, number, one.head, one.from, one.to, layer.window, query, layer.qkv.outputs, out);
         } catch (const std::exception&) {
             own.failed = true;
         }
@@ -266,9 +267,9 @@ int64_t draftwell_layers(const Decoder* decoder, const Pass* pass) {
     if (!pass->tokens) return 0;
     static thread_local Buffers own_buffers;
     Buffers& own = own_buffers;  // of the thread that calls, shared by its team
-    const int64_t tokens = pass->tokens, heads = decoder->shape.heads * decoder->shape.dim;
+    const int64_t tokens = pass->tokens, heads = decoder->shape.heads * decoder->shape.dim, inputs = widest(*decoder, &Weight::inputs);
     try {
-        own.inputs.room(tokens * widest(*decoder, &Weight::inputs));
+        own.inputs.room(tokens * inputs);
         own.wide.room(tokens * widest(*decoder, &Weight::outputs));
         own.found.room(tokens * std::max(heads, decoder->hidden));
         split(*decoder, *pass, own.items);
@@ -278,8 +279,10 @@ int64_t draftwell_layers(const Decoder* decoder, const Pass* pass) {
     own.failed = false;
 #pragma omp parallel
     {
+        if (!make_room(inputs)) own.failed = true;
+#pragma omp barrier
         int64_t note = 0;
-        for (int64_t number = 0; number < decoder->layers; number++) {
+        for (int64_t number = own.failed ? decoder->layers : 0; number < decoder->layers; number++) {
             while (note < pass->notes && pass->noted[note] == number) {
 #pragma omp for schedule(static)
                 for (int64_t token = 0; token < tokens; token++)
@@ -314,35 +317,31 @@ int64_t draftwell_product(const float* x, const Weight* weight, float* out, int6
         return 1;
     }
     const int64_t count = weight->given;
+    std::atomic<bool> failed = false;
 #pragma omp parallel
     {
+        if (!make_room(weight->inputs)) failed = true;
 #pragma omp for schedule(static)
         for (int64_t token = 0; token < tokens; token++)
             for (int64_t at = 0; at < weight->inputs; at += LANES)
                 to_inputs(some_floats_at(x + token * count + at, count - at), row_of(inputs, *weight, token), at, weight->kind);
-        product(inputs, *weight, out, tokens);
+        if (!failed) product(inputs, *weight, out, tokens);
     }
-    return 0;
+    return failed;
 }
 
 // Whether products of bfloat16 in 12 bits take less time, of few tokens.
-int64_t draftwell_unpacks_fast() {
-#ifdef UNPACKS_FAST
-    return 1;
-#else
-    return 0;
-#endif
+int64_t draftwell_unpacks() { return by_tiles(); }
+
+// Of bfloat16 numbers in 12 bits (twelve_bits.h) the table [16], and the first patch of each block [blocks + 1]; how many patches there are.
+int64_t draftwell_choose_table(const uint16_t* numbers, int64_t blocks, int64_t block, uint8_t* table, int64_t* first) {
+    choose_table(numbers, blocks, block, table, first);
+    return first[blocks];
 }
 
-// Writes bfloat16 in 12 bits (twelve_bits.h), and of each block the number of the first of its patches.
-int64_t draftwell_shorten(const uint16_t* numbers, int64_t blocks, int64_t block, uint8_t* table, char* to, Patch* patches, int64_t most,
-                          int64_t* first) {
-    const int64_t found = shorten(numbers, blocks * block, table, to, patches, most);
-    for (int64_t number = 0, at = 0; found >= 0 && number <= blocks; number++) {
-        while (at < found && patches[at].place < number * block) at++;
-        first[number] = at;
-    }
-    return found;
+// Writes them.
+void draftwell_shorten(const uint16_t* numbers, int64_t blocks, int64_t block, const uint8_t* table, const int64_t* first, char* to, Patch* patches) {
+    shorten(numbers, blocks, block, table, first, to, patches);
 }
 
 // x [tokens, count], rows [others, count] → out [tokens, others], their dot products.

@@ -71,7 +71,7 @@ def packed(
     else:
         kind, data = 3, in_groups(weight, outputs, inputs, lanes)
     short = None
-    if kind == 1 and library.draftwell_unpacks_fast():
+    if kind == 1 and library.draftwell_unpacks():
         short = shortened(data, inputs * 2 * lanes, library)
     if short is not None:
         kind, data = 4, short.data
@@ -113,24 +113,16 @@ def shortened(data: Tensor, block: int, library: ctypes.CDLL) -> Short | None:
         block: numbers of a block.
     """
     count = data.numel()
-    short = LARGE_PAGES.take(count * 3 // 2)
-    found = Short(
-        torch.frombuffer(short, dtype=torch.uint8),
-        torch.empty(16, dtype=torch.uint8),
-        torch.empty(count // PATCHED, 2, dtype=torch.int64),
-        torch.empty(count // block + 1, dtype=torch.int64),
-    )
-    patched = library.draftwell_shorten(
-        data.data_ptr(),
-        count // block,
-        block,
-        found.table.data_ptr(),
-        found.data.data_ptr(),
-        found.patches.data_ptr(),
-        len(found.patches),
-        found.first_patch.data_ptr(),
-    )
-    return None if patched < 0 else found._replace(patches=found.patches[:patched].clone())
+    table = torch.empty(16, dtype=torch.uint8)
+    first_patch = torch.empty(count // block + 1, dtype=torch.int64)
+    given = data.data_ptr(), count // block, block, table.data_ptr(), first_patch.data_ptr()
+    patched = library.draftwell_choose_table(*given)
+    if patched * PATCHED > count:
+        return None
+    short = torch.frombuffer(LARGE_PAGES.take(count * 3 // 2), dtype=torch.uint8)
+    patches = torch.empty(patched, 2, dtype=torch.int64)
+    library.draftwell_shorten(*given, short.data_ptr(), patches.data_ptr())
+    return Short(short, table, patches, first_patch)
 
 
 class LargePages:

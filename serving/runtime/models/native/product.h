@@ -24,7 +24,7 @@ constexpr int64_t AHEAD = 2048;  // bytes between what is multiplied and what is
 constexpr int64_t GROUP = 32;    // inputs of a step; in int4 they share a scale and a zero
 constexpr int64_t STEP = GROUP * WIDTH;  // weights of a step of a block
 constexpr int64_t ROOM = STEP * 2;       // bytes of a step in bfloat16
-constexpr int64_t FAR = 4;               // steps between what is unpacked and what is fetched
+constexpr int64_t FAR = 4;               // steps between what is unpacked for tiles and what is fetched
 
 enum Kind : int64_t { FLOAT32, BFLOAT16, INT8, INT4, BFLOAT12 };
 
@@ -158,10 +158,25 @@ struct Int4 {
 #endif
 };
 
-// Whether vectors multiply the weights as they lie.
-template <typename Reader>
-constexpr bool DIRECT = true;
+// The room of a thread for a block of `inputs` inputs as bfloat16, at a cache line's start.
+static char* room_of(int64_t inputs) {
+    static thread_local std::vector<char> room;
+    const size_t size = inputs / GROUP * ROOM + 64;
+    if (room.size() < size) room.resize(size);
+    return (char*)(((uintptr_t)room.data() + 63) & ~(uintptr_t)63);
+}
 
+// Makes a thread's room for products; false where there is no memory.
+static bool make_room(int64_t inputs) {
+    try {
+        room_of(inputs);
+    } catch (const std::exception&) {
+        return false;
+    }
+    return true;
+}
+
+#ifdef HAS_TILES
 template <typename Reader>
 constexpr int64_t STEP_BYTES = GROUP / 2 * Reader::PAIR + Reader::HEADER;
 
@@ -187,13 +202,10 @@ struct Unpacker {
     }
 };
 
-#ifdef UNPACKS_FAST
 // bfloat16 in 12 bits.
 struct Bfloat12 {
     static constexpr int64_t PAIR = STEP / TOGETHER * SHORT_BYTES / (GROUP / 2), HEADER = 0;
 };
-template <>
-constexpr bool DIRECT<Bfloat12> = false;
 
 // Bring a step of 12 bits to bfloat16.
 template <>
@@ -218,7 +230,6 @@ struct Unpacker<Bfloat12> {
         place += STEP;
     }
 };
-#endif
 
 // A block's weights as bfloat16, each step unpacked when it is asked for first. `room` holds all steps, where they are `kept` for more
 // tokens, or the last two.
@@ -241,42 +252,24 @@ struct Unpacked {
     }
 };
 
-// The room of a thread for `steps` steps, at a cache line's start.
-static char* room_of(int64_t steps) {
-    static thread_local std::vector<char> room;
-    if ((int64_t)room.size() < steps * ROOM + 64) room.resize(steps * ROOM + 64);
-    return (char*)(((uintptr_t)room.data() + 63) & ~(uintptr_t)63);
-}
-
-// Block `number` of a weight.
-template <typename Reader, bool unpacks>
-INLINE auto block_of(const Weight& weight, int64_t number, bool kept) {
-    const int64_t steps = weight.inputs / GROUP;
-    const char* data = weight.data + number * steps * STEP_BYTES<Reader>;
-    if constexpr (unpacks) return Unpacked<Reader>{data, room_of(kept ? steps : 2), kept, {weight, number}};
-    else return InPlace<Reader>{data};
-}
+#endif
 
 // `tokens` tokens × one block. x: `stride` inputs a token. out: `outputs` a token. Fetches what begins at `soon`, `fetched` bytes an input pair.
-template <int tokens, typename Reader, typename Block>
-static void block(const typename Reader::Input* x, int64_t stride, Block& weights, float* out, int64_t inputs, int64_t outputs, const char* soon,
+template <int tokens, typename Reader>
+static void block(const typename Reader::Input* x, int64_t stride, const char* at, float* out, int64_t inputs, int64_t outputs, const char* soon,
                   int64_t fetched) {
     Floats sums[tokens][VECTORS] = {}, scale[VECTORS], zero[VECTORS];
-    for (int64_t group = 0; group < inputs; group += GROUP) {
-        const char* at = weights.step(group / GROUP);
-        if (Reader::HEADER) Reader::header(at, scale, zero), at += Reader::HEADER;
-        for (int64_t input = group; input < group + GROUP; input += 2, at += Reader::PAIR, soon += fetched) {
-            if (soon)
-                for (int64_t byte = 0; byte < Reader::PAIR; byte += 64) __builtin_prefetch(soon + byte);
+    for (int64_t input = 0; input < inputs; input += 2, at += Reader::PAIR, soon += fetched) {
+        if (Reader::HEADER && input % GROUP == 0) Reader::header(at, scale, zero), at += Reader::HEADER;
+        for (int64_t byte = 0; byte < Reader::PAIR; byte += 64) __builtin_prefetch(soon + byte);
 #pragma GCC unroll 2
-            for (int step = 0; step < Reader::STEPS; step++) {
-                const auto first = Reader::get(at, 0, step, scale, zero), second = Reader::get(at, 1, step, scale, zero);
-                const typename Reader::Input* one = x + input * Reader::STEPS / 2 + step;
+        for (int step = 0; step < Reader::STEPS; step++) {
+            const auto first = Reader::get(at, 0, step, scale, zero), second = Reader::get(at, 1, step, scale, zero);
+            const typename Reader::Input* one = x + input * Reader::STEPS / 2 + step;
 #pragma GCC unroll 12
-                for (int token = 0; token < tokens; token++) {
-                    sums[token][0] = plus_product(sums[token][0], first, one[token * stride]);
-                    sums[token][1] = plus_product(sums[token][1], second, one[token * stride]);
-                }
+            for (int token = 0; token < tokens; token++) {
+                sums[token][0] = plus_product(sums[token][0], first, one[token * stride]);
+                sums[token][1] = plus_product(sums[token][1], second, one[token * stride]);
             }
         }
     }
@@ -286,22 +279,21 @@ static void block(const typename Reader::Input* x, int64_t stride, Block& weight
 }
 
 // `block` by the number of tokens, less one.
-template <typename Reader, typename Block, int... less>
+template <typename Reader, int... less>
 static constexpr auto blocks(std::integer_sequence<int, less...>) {
-    return std::array{block<less + 1, Reader, Block>...};
+    return std::array{block<less + 1, Reader>...};
 }
 
 // In parts of up to MOST tokens. One part is waited for by the memory; several compute for longer, and each fetches its share of the next
-// block meanwhile; what is unpacked fetches by itself.
-template <typename Reader, typename Block>
-static void block_by_parts(const void* x, Block weights, const char* next, float* out, int64_t tokens, int64_t inputs, int64_t outputs) {
-    static constexpr auto by_tokens = blocks<Reader, Block>(std::make_integer_sequence<int, MOST>());
-    const int64_t parts = (tokens + MOST - 1) / MOST, stride = inputs * Reader::STEPS / 2, bytes = inputs / GROUP * STEP_BYTES<Reader>;
+// block meanwhile.
+template <typename Reader>
+static void block_by_parts(const void* x, const char* weight, float* out, int64_t tokens, int64_t inputs, int64_t outputs, int64_t bytes) {
+    static constexpr auto by_tokens = blocks<Reader>(std::make_integer_sequence<int, MOST>());
+    const int64_t parts = (tokens + MOST - 1) / MOST, stride = inputs * Reader::STEPS / 2;
     for (int64_t part = 0; part < parts; part++) {
         const int64_t start = tokens * part / parts, end = tokens * (part + 1) / parts;
-        const char* soon = !next ? nullptr : parts == 1 ? next - bytes + AHEAD : next + bytes * part / parts;
-        by_tokens[end - start - 1]((const typename Reader::Input*)x + start * stride, stride, weights, out + start * outputs, inputs, outputs, soon,
-                                   next ? Reader::PAIR / parts : 0);
+        by_tokens[end - start - 1]((const typename Reader::Input*)x + start * stride, stride, weight, out + start * outputs, inputs, outputs,
+                                   weight + (parts == 1 ? AHEAD : bytes + bytes * part / parts), Reader::PAIR / parts);
     }
 }
 
@@ -351,30 +343,36 @@ INLINE void finish(const Weight& weight, float* out, int64_t at, int64_t tokens)
         }
 }
 
-template <typename Reader>
-static void product_by(const void* x, const Weight& weight, float* out, int64_t tokens) {
-    const int64_t blocks = weight.outputs / WIDTH, inputs = weight.inputs, outputs = weight.outputs;
 #ifdef HAS_TILES
-    if constexpr (!std::is_same_v<Reader, Float32>)
-        if (TILES) {
-            constexpr bool unpacks = !std::is_same_v<Reader, Bfloat16>;
-            const Tiles tiles(tokens);
-#pragma omp for schedule(static)
-            for (int64_t number = 0; number < blocks; number++) {
-                const auto own = block_of<Reader, unpacks>(weight, number, tokens > 2 * TILE);
-                block_by_tiles((const uint16_t*)x, own, out + number * WIDTH, tokens, inputs, outputs, !unpacks);
-                finish(weight, out, number * WIDTH, tokens);
-            }
-            return;
-        }
-#endif
-    constexpr bool unpacks = !DIRECT<Reader>;
+template <typename Reader>
+static void product_by_tiles(const void* x, const Weight& weight, float* out, int64_t tokens) {
+    const int64_t steps = weight.inputs / GROUP, blocks = weight.outputs / WIDTH;
+    const Tiles tiles(tokens);
 #pragma omp for schedule(static)
     for (int64_t number = 0; number < blocks; number++) {
-        const auto own = block_of<Reader, unpacks>(weight, number, tokens > MOST);
-        if constexpr (unpacks) block_by_parts<Bfloat16>(x, own, nullptr, out + number * WIDTH, tokens, inputs, outputs);
-        else block_by_parts<Reader>(x, own, own.step(inputs / GROUP), out + number * WIDTH, tokens, inputs, outputs);
+        const char* data = weight.data + number * steps * STEP_BYTES<Reader>;
+        float* into = out + number * WIDTH;
+        const auto multiply = [&](const auto& own, bool fetches) {
+            block_by_tiles((const uint16_t*)x, own, into, tokens, weight.inputs, weight.outputs, fetches);
+        };
+        if constexpr (std::is_same_v<Reader, Bfloat16>) multiply(InPlace<Reader>{data}, true);
+        else multiply(Unpacked<Reader>{data, room_of(weight.inputs), tokens > 2 * TILE, {weight, number}}, false);
         finish(weight, out, number * WIDTH, tokens);
+    }
+}
+#endif
+
+template <typename Reader>
+static void product_by(const void* x, const Weight& weight, float* out, int64_t tokens) {
+#ifdef HAS_TILES
+    if constexpr (!std::is_same_v<Reader, Float32>)
+        if (TILES) return product_by_tiles<Reader>(x, weight, out, tokens);
+#endif
+    const int64_t bytes = weight.inputs / 2 * Reader::PAIR + (Reader::HEADER ? weight.inputs / GROUP * Reader::HEADER : 0);
+#pragma omp for schedule(static)
+    for (int64_t at = 0; at < weight.outputs; at += WIDTH) {
+        block_by_parts<Reader>(x, weight.data + at / WIDTH * bytes, out + at, tokens, weight.inputs, weight.outputs, bytes);
+        finish(weight, out, at, tokens);
     }
 }
 
@@ -384,8 +382,8 @@ static void product(const void* x, const Weight& weight, float* out, int64_t tok
         case FLOAT32: return product_by<Float32>(x, weight, out, tokens);
         case BFLOAT16: return product_by<Bfloat16>(x, weight, out, tokens);
         case INT8: return product_by<Int8>(x, weight, out, tokens);
-#ifdef UNPACKS_FAST
-        case BFLOAT12: return product_by<Bfloat12>(x, weight, out, tokens);
+#ifdef HAS_TILES
+        case BFLOAT12: return product_by_tiles<Bfloat12>(x, weight, out, tokens);
 #endif
         default: return product_by<Int4>(x, weight, out, tokens);
     }

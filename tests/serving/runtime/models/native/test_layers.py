@@ -61,8 +61,10 @@ def test_parts_of_a_long_text_that_share_keys_are_read_as_tokens_alone(
         module.config.sliding_window = 100
     model, text = by_library(module, max_context=256), random_tokens(230)
     one_by_one = logits_of(model, text, range(1, len(text)))
-    for cuts in ((), (1,), (70, 201)):
-        assert same(one_by_one, logits_of(model, text, cuts)), cuts
+    for count in (1, 3):
+        with threads(count):
+            for cuts in ((), (1,), (70, 201)):
+                assert same(one_by_one, logits_of(model, text, cuts)), (count, cuts)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
