@@ -194,9 +194,16 @@ def load(file: Path) -> ctypes.CDLL:
         library.draftwell_product.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64]
         library.draftwell_product.restype = library.draftwell_layers.restype = ctypes.c_int64
         library.draftwell_unpacks.restype = library.draftwell_choose_table.restype = ctypes.c_int64
-        numbers = [ctypes.c_void_p, *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 2]
-        library.draftwell_choose_table.argtypes = numbers
-        library.draftwell_shorten.argtypes = [*numbers, *[ctypes.c_void_p] * 2]
+        library.draftwell_choose_table.argtypes = [
+            ctypes.c_void_p,
+            *[ctypes.c_int64] * 2,
+            *[ctypes.c_void_p] * 2,
+        ]
+        library.draftwell_shorten.argtypes = [
+            ctypes.c_void_p,
+            *[ctypes.c_int64] * 2,
+            *[ctypes.c_void_p] * 4,
+        ]
         library.draftwell_shorten.restype = None
         library.draftwell_dots.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 3]
     except (OSError, AttributeError) as error:
