@@ -21,10 +21,10 @@ from typing import Annotated, Any
 import typer
 
 from draftwell.components.distil.distil import (
-    LONGEST_PROMPT,
     Source,
     distil_draft,
     ids_that_fit,
+    longest_prompt,
     target_alone,
 )
 from draftwell.components.distil.eagle3.distil import CORPUS, distil_head
@@ -83,14 +83,13 @@ def main(
 
 def source_of(target: Path, prompts: str, work: Path) -> Source:
     """The target with its writer and the prompts that it is asked."""
-    longest = LONGEST_PROMPT + NEW_TOKENS
-    pair = target_alone(NAME, target, dtype="float32", max_context=longest)
+    pair = target_alone(NAME, target, NEW_TOKENS, dtype="float32")
     layers = default_features(pair.modules["target"].config.num_hidden_layers)
-    writing = target_alone(NAME, target, dtype="bfloat16", slots=AT_ONCE, max_context=longest)
+    writing = target_alone(NAME, target, NEW_TOKENS, dtype="bfloat16", slots=AT_ONCE)
     donor, writer = weights_digest(target), Writer(writing, AT_ONCE, features=layers)
     invented = kept_instructions(writer, pair, INVENTED, donor, work, typer.echo)
     asked = different([*load_prompts(prompts), *invented])
-    rows = ids_that_fit(pair, asked, LONGEST_PROMPT, typer.echo)
+    rows = ids_that_fit(pair, asked, longest_prompt(pair, NEW_TOKENS), typer.echo)
     return Source(pair, donor, writer, rows, [], NEW_TOKENS, data=DATA, hashes=hashes_of(asked))
 
 

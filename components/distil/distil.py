@@ -30,6 +30,7 @@ from draftwell.serving.artifacts.base import Provenance
 from draftwell.serving.artifacts.distilled_draft import DistilledDraft
 from draftwell.serving.artifacts.pair_files import PairFiles
 from draftwell.serving.errors import DraftwellError
+from draftwell.serving.runtime.model_files import context_within, read_config
 from draftwell.serving.runtime.pair import LoadedPair, LoadSettings, load_pair
 
 CANDIDATE = "candidate"
@@ -114,19 +115,47 @@ def distil_draft(
     return artifact, report
 
 
-def target_alone(name: str, folder: Path, *, chat: bool = True, **settings: Any) -> LoadedPair:
-    """A target in a form that can be trained against.
+def target_alone(
+    name: str, folder: Path, new_tokens: int, *, chat: bool = True, **settings: Any
+) -> LoadedPair:
+    """A target in a form that can be trained against, with room for `LONGEST_PROMPT` and what it
+    writes, as far as it was trained for that many positions.
 
     Args:
+        new_tokens: as in `Source`.
         chat: as in `load_pair`.
         settings: of `LoadSettings`.
+    Raises:
+        DraftwellError: its positions leave no room for a prompt (`no_room`).
     """
     from transformers.utils import logging
 
+    positions = positions_of(read_config(folder), new_tokens)
     logging.disable_progress_bar()
     return load_pair(
-        PairFiles(name, folder), LoadSettings.model_validate(settings), chat=chat, keep_modules=True
+        PairFiles(name, folder),
+        LoadSettings.model_validate({**settings, "max_context": positions}),
+        chat=chat,
+        keep_modules=True,
     )
+
+
+def positions_of(config: Any, new_tokens: int) -> int:
+    """Positions that a target of this configuration is loaded with, as in `target_alone`."""
+    positions = context_within(config, LONGEST_PROMPT + new_tokens)
+    assert positions is not None  # as many were wanted
+    if positions <= new_tokens:
+        raise DraftwellError(
+            f"max_tokens {new_tokens} leaves no room for a prompt in the target's {positions} "
+            "positions: lower it, or choose another target",
+            code="no_room",
+        )
+    return positions
+
+
+def longest_prompt(pair: LoadedPair, new_tokens: int) -> int:
+    """Tokens of the longest prompt that a target of `target_alone` can be asked."""
+    return pair.models["target"].max_context - new_tokens
 
 
 def ids_that_fit(

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from draftwell.components.collect.plan import exclusive_folder
 from draftwell.components.distil.distil import (
-    LONGEST_PROMPT,
     SHARD,
     Source,
     distil_draft,
     ids_that_fit,
+    longest_prompt,
     own_outputs_on,
+    positions_of,
     target_alone,
 )
 from draftwell.components.distil.family import (
@@ -128,9 +129,10 @@ def run_distil(wanted: DistilRequest, *, say: Say = print) -> Distilled:
     files = fetch(spec.model_copy(update={"draft": None}), progress=say)
     config = read_config(files.target)
     refuse_unless_text_only(config)
-    recipe, longest = recipe_of(wanted, config), longest_of(wanted, config)
+    recipe = recipe_of(wanted, config)
+    positions_of(config, wanted.max_tokens)  # refuses a target without room
     with exclusive_pair(name, work_of(wanted, name)):
-        pair = load_target(files, spec, wanted, longest, say)
+        pair = load_target(files, spec, wanted, say)
         asked = source_of(pair, files, wanted, chosen, say)
         artifact, report = distil_draft(asked, recipe, work_of(wanted, name), say=say)
         artifact.save(out)
@@ -288,33 +290,16 @@ def recipe_of(wanted: DistilRequest, config: Any) -> Recipe:
     )
 
 
-def longest_of(wanted: DistilRequest, config: Any) -> int:
-    """Positions that a target of this configuration is loaded with."""
-
-    longest = getattr(config, "max_position_embeddings", None) or LONGEST_PROMPT + wanted.max_tokens
-    if longest <= wanted.max_tokens:
-        raise DraftwellError(
-            (
-                f"max_tokens {wanted.max_tokens} leaves no room for a prompt in the target's "
-                f"{longest} positions: lower it"
-            ),
-            code="no_room",
-        )
-    return min(longest, LONGEST_PROMPT + wanted.max_tokens)
-
-
-def load_target(
-    files: PairFiles, spec: PairSpec, wanted: DistilRequest, longest: int, say: Say
-) -> LoadedPair:
+def load_target(files: PairFiles, spec: PairSpec, wanted: DistilRequest, say: Say) -> LoadedPair:
     """The target alone, with as many slots as its device fills."""
     say(f"loading {wanted.target} in {wanted.dtype}")
     return target_alone(
         spec.name,
         files.target,
+        wanted.max_tokens,
         dtype=spec.number_format,
         device=wanted.device,
         slots=AT_ONCE[wanted.device],
-        max_context=longest,
         chat=spec.chat,
     )
 
@@ -335,7 +320,7 @@ def source_of(
 
     donor = weights_digest(files.target)
     writer = Writer(pair, AT_ONCE[wanted.device], governor_for(wanted.threads, wanted.device))
-    room = min(LONGEST_PROMPT, pair.models["target"].max_context - wanted.max_tokens)
+    room = longest_prompt(pair, wanted.max_tokens)
     learnt, untouched = chosen or (
         kept_instructions(writer, pair, wanted.invented, donor, work_of(wanted, pair.name), say),
         demo_prompts(UNTOUCHED),

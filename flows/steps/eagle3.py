@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from draftwell.components.collect.plan import exclusive_folder
 from draftwell.components.distil.distil import (
-    LONGEST_PROMPT,
     SHARD,
     Source,
     ids_that_fit,
+    longest_prompt,
     own_outputs_on,
     target_alone,
 )
@@ -50,7 +50,7 @@ AT_ONCE = 32
 NEW_TOKENS = 128
 """Tokens that the target writes after a prompt, at most."""
 
-NO_HEAD = ("unsupported_architecture", "too_shallow")
+NO_HEAD = ("unsupported_architecture", "too_shallow", "no_room")
 """Codes of targets that no head can be trained for: the loop continues without one."""
 
 
@@ -177,9 +177,9 @@ def load_target(space: Workspace, say: Say) -> LoadedPair:
     pair = target_alone(
         space.spec.name,
         space.files().target,
+        NEW_TOKENS,
         dtype=dtype_of(space.dtype),
         slots=AT_ONCE,
-        max_context=LONGEST_PROMPT + NEW_TOKENS,
         chat=space.spec.chat,
     )
     check_startable(pair.modules["target"])
@@ -205,7 +205,7 @@ def source_of(
         pair,
         donor,
         writer,
-        ids_that_fit(pair, asked, LONGEST_PROMPT, say),
+        ids_that_fit(pair, asked, longest_prompt(pair, NEW_TOKENS), say),
         [],
         NEW_TOKENS,
         SHARD,

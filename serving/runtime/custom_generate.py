@@ -164,7 +164,7 @@ class CustomGenerate:
         }
         try:
             contexts = {
-                role: context if role == "target" else context_within(module, context)
+                role: context if role == "target" else context_within(module.config, context)
                 for role, module in modules.items()
             }
             rows = target.config.get_text_config().vocab_size

@@ -302,10 +302,11 @@ def reason_of(error: Exception) -> str:
     return f"{type(error).__name__}: {words[:160]}{'…' * (len(words) > 160)}"
 
 
-def context_within(module: Any, wanted: int | None) -> int | None:
-    """Positions of a slot of a draft or qualifier: as many as wanted, but no more than it was
-    trained for, nor than its rotary factors are settled for. Beyond, the target is alone."""
-    config = module.config.get_text_config()
+def context_within(config: Any, wanted: int | None) -> int | None:
+    """Positions of a slot of a model that is not to leave its context, of this configuration: as
+    many as wanted, but no more than it was trained for, nor than its rotary factors are settled
+    for. Beyond those of a draft or qualifier, the target is alone."""
+    config = config.get_text_config()
     limits = getattr(config, "max_position_embeddings", None), settled_length(config)
     return None if wanted is None else min(wanted, *(one for one in limits if one is not None))
 

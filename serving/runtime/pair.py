@@ -429,7 +429,7 @@ def _load_smaller(
         log.warning("pair %s: %s", files.name, small.differs)
     modules[role] = module
     weights = read_near_copy(folder).weights if is_near_copy(folder) else None
-    context = context_within(module, settings.max_context)
+    context = context_within(module.config, settings.max_context)
     on_cpu = module.dtype == torch.bfloat16 and module.device.type == "cpu"
     if role == "draft" and is_artifact(folder) and on_cpu and on_fast_path(module, context):
         weights = "int8"  # distilled: stored in 8 bits anyway

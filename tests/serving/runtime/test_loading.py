@@ -112,14 +112,14 @@ def test_lent_embeddings_are_copied_once(tmp_path: Path) -> None:
 
 def test_a_small_models_context_is_what_it_was_trained_for() -> None:
     module = llama()
-    assert [context_within(module, wanted) for wanted in (None, 64, 4096)] == [None, 64, 128]
+    assert [context_within(module.config, wanted) for wanted in (None, 64, 4096)] == [None, 64, 128]
 
 
 @pytest.mark.parametrize("name", ["Llama, LongRoPE", "Phi-3, LongRoPE"])
 def test_a_small_models_context_ends_where_its_rotary_factors_change(name: str) -> None:
     (row,) = (row for row in ROWS if row.name == name)
     module = row.module()
-    context = context_within(module, 128)
+    context = context_within(module.config, 128)
     assert context == 32 < module.config.max_position_embeddings
     assert isinstance(over_slots(module, max_context=context), LeanLlama)
 
