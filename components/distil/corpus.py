@@ -32,6 +32,11 @@ HELD_OUT = 50
 """Conversations of every prompt with such a number are measured on, not learned from."""
 
 
+WIDTHS = 32
+"""Batches have a multiple of this many tokens in a row: a processor's library makes new kernels for
+every new shape of a product, which takes longer than the product itself."""
+
+
 @dataclass(frozen=True)
 class Conversation:
     """One conversation.
@@ -206,6 +211,22 @@ def frequent_tokens(sequences: Sequence[Conversation], count: int, vocab: int) -
         emitted += torch.bincount(s.ids[s.prompt :], minlength=vocab)
         emitted += 1e-4 * torch.bincount(s.ids[: s.prompt], minlength=vocab)
     return emitted.argsort(descending=True, stable=True)[:count].sort().values
+
+
+def padded(rows: Sequence[Tensor], beyond: int = 0) -> Tensor:
+    """Rows `[length, …]` as one tensor `[rows, width, …]`, with zeros behind the shorter ones; the
+    width is a multiple of `WIDTHS` and `beyond`."""
+    longest = max(len(row) for row in rows)
+    width = rounded_up(longest - beyond) + beyond
+    together = rows[0].new_zeros(len(rows), width, *rows[0].shape[1:])
+    for place, row in zip(together, rows, strict=True):
+        place[: len(row)] = row
+    return together
+
+
+def rounded_up(count: int) -> int:
+    """A count as the next multiple of `WIDTHS`."""
+    return -(-count // WIDTHS) * WIDTHS
 
 
 def batches(

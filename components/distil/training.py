@@ -18,7 +18,6 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from draftwell.components.distil.corpus import (
     Conversation,
@@ -26,8 +25,10 @@ from draftwell.components.distil.corpus import (
     checkpoint_on,
     frequent_tokens,
     hold_out,
+    padded,
     passes_over,
 )
+from draftwell.components.distil.divergence import Divergence
 from draftwell.components.distil.family import Head
 from draftwell.components.train.fit import Budget, Say, fit
 
@@ -70,44 +71,23 @@ def losses(
     """
     device = draft.device
     # padding comes after what counts
-    ids = pad_sequence([s.ids for s in group], batch_first=True).to(device)
+    ids = padded([s.ids for s in group]).to(device)
     # the target's own text
     written = torch.cat([torch.arange(1, len(s.ids) - 1) >= s.prompt - 1 for s in group]).to(device)
     with torch.autocast(device.type, dtype=torch.bfloat16):
         states = draft.base_model(input_ids=ids, use_cache=False).last_hidden_state
         mine = torch.cat([states[i, 1 : len(s.ids) - 1] for i, s in enumerate(group)])
         wanted = torch.cat([s.hidden[1:, -mine.shape[-1] :] for s in group]).to(device)
-        logits, target = head(mine), head(wanted).log_softmax(-1)
+        weight = torch.where(written, 1.0, recipe.prompt_weight)
+        weight = weight / weight.sum()
+        divergence = Divergence(head, recipe.loss, recipe.hard_weight)
+        loss, each, same = divergence(mine, wanted, weight)
     hidden = F.mse_loss(mine.float(), wanted.float()) / wanted.float().var()
-    weight = torch.where(written, 1.0, recipe.prompt_weight)
-    weight = weight / weight.sum()
-    if recipe.loss == "kl":
-        each, soft = divergence(logits, target, recipe.hard_weight)
-    else:
-        each = soft = 0.5 * (logits.softmax(-1) - target.exp()).abs().sum(-1)
-    loss = (each * weight).sum() + recipe.hidden_weight * hidden
-    agreement = (logits.argmax(-1) == target.argmax(-1))[written].float().mean()
-    return loss, {
-        recipe.loss: (soft * weight).sum().item(),
+    return loss + recipe.hidden_weight * hidden, {
+        recipe.loss: (each * weight).sum().item(),
         "hidden": hidden.item(),
-        "agreement": agreement.item(),
+        "agreement": same[written].float().mean().item(),
     }
-
-
-def divergence(logits: Tensor, target: Tensor, hard_weight: float) -> tuple[Tensor, Tensor]:
-    """Loss of some positions.
-
-    Args:
-        logits: `[n, head]` of the draft.
-        target: `[n, head]` the target's log-probabilities.
-        hard_weight: weight of the cross-entropy with the target's likeliest token, which is the
-            text itself where the target wrote it.
-    Returns:
-        `[n]` KL(target ‖ draft) with the cross-entropy added, and the KL alone.
-    """
-    guess = logits.log_softmax(-1)
-    soft = F.kl_div(guess, target, log_target=True, reduction="none").sum(-1)
-    return soft + hard_weight * F.nll_loss(guess, target.argmax(-1), reduction="none"), soft
 
 
 def train_draft(

@@ -163,10 +163,12 @@ class Eagle3Network(nn.Module):
         Args:
             hidden: `[batch, indices, hidden]`, `fc`'s output or the head's own at the index before.
             embedded: `[batch, indices, hidden]`, embeddings of the tokens after.
-            positions: rotary positions, `[indices]` or `[batch, indices]`.
+            positions: rotary positions, `[indices]` or `[batch, indices]`; those behind the last
+                one that the head is trained for are padding.
         """
         layer, attention = self.midlayer, self.midlayer.self_attn
         x = lowered(torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(hidden)], dim=-1))
+        positions = positions.clamp(max=len(self.cos) - 1)
         cos, sin = (
             table[positions] if positions.dim() == 1 else table[positions][:, None]
             for table in (self.cos, self.sin)

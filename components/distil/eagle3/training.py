@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from draftwell.components.distil.corpus import Conversation, checkpoint_on, hold_out, passes_over
+from draftwell.components.distil.divergence import Divergence
 from draftwell.components.distil.eagle3.measure import Reach, reach
 from draftwell.components.distil.eagle3.network import Eagle3Network
 from draftwell.components.distil.eagle3.unroll import Batch, Starts, unroll
 from draftwell.components.distil.family import Head
-from draftwell.components.distil.training import divergence
 from draftwell.components.train.fit import Budget, Say, fit
 
 SAMPLE = 64
@@ -83,19 +83,23 @@ def head_losses(
     learned = (everywhere >= starts.index[:, :1]) | drawn.to(device)
     noise = torch.rand(batch.features.shape, generator=generator).mul_(2).sub_(1)
     features = batch.features + noise.mul_(recipe.noise * spread)
-    loss, parts = torch.zeros((), device=device), dict[str, float]()
+    states, wanted, weight = list[Tensor](), list[Tensor](), list[Tensor]()
     with torch.autocast(device.type, dtype=torch.bfloat16):
-        target = head(batch.final).log_softmax(-1)  # [batch, width - 1, head]
         for step, output in enumerate(unroll(network, batch, features, starts, recipe.steps)):
             real = (learned & (everywhere <= starts.last)) if step == 0 else starts.real(step)
             at = real.nonzero(as_tuple=True)
             if not len(at[0]):
                 break
             place = (at[1] if step == 0 else starts.index[at]) + 1 + step
-            logits = head(network.norm(output[at]))
-            each, soft = divergence(logits, target[at[0], place], recipe.hard_weight)
-            loss = loss + recipe.decay**step * each.mean()
-            parts[f"kl_{step + 1}"] = float(soft.detach().mean())
+            states.append(network.norm(output[at]))
+            wanted.append(batch.final[at[0], place])
+            share = recipe.decay**step / len(at[0])
+            weight.append(torch.full((len(at[0]),), share, device=device))
+        loss, each, _ = Divergence(head, "kl", recipe.hard_weight)(
+            torch.cat(states), torch.cat(wanted), torch.cat(weight)
+        )
+    counts = [len(rows) for rows in states]
+    parts = {f"kl_{i}": float(kl.mean()) for i, kl in enumerate(each.split(counts), 1)}
     return loss, {"loss": float(loss.detach()), **parts}
 
 

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from draftwell.components.distil.corpus import Conversation
+from draftwell.components.distil.corpus import Conversation, padded, rounded_up
 from draftwell.components.distil.eagle3.network import Eagle3Network, Projected, lowered
 
 
@@ -45,10 +44,10 @@ class Batch:
     @classmethod
     def of(cls, group: Sequence[Conversation], device: torch.device | str = "cpu") -> Batch:
         """From a corpus written with features."""
-        states = pad_sequence([s.hidden for s in group], batch_first=True).to(device)
+        states = padded([s.hidden for s in group], beyond=1).to(device)
         hidden = states.shape[-1] // 4
         return cls(
-            pad_sequence([s.ids for s in group], batch_first=True).to(device),
+            padded([s.ids for s in group], beyond=2).to(device),
             torch.tensor([s.prompt for s in group], device=device),
             torch.tensor([len(s.ids) for s in group], device=device),
             states[..., : 3 * hidden],
@@ -57,8 +56,8 @@ class Batch:
 
     @property
     def indices(self) -> int:
-        """Indices that predict a token of the longest conversation: the last one predicts the last
-        token."""
+        """Indices that predict a token of the longest conversation, where the last one predicts
+        the last token, and those behind it that are padding."""
         return self.ids.shape[1] - 2
 
 
@@ -79,7 +78,7 @@ class Starts:
     def of(cls, batch: Batch, first: Tensor) -> Starts:
         """From index `first` `[batch, 1]` to the end of each row."""
         last = batch.total[:, None] - 3
-        count = max(1, int((last - first).max()) + 1)
+        count = rounded_up(max(1, int((last - first).max()) + 1))
         return cls(first + torch.arange(count, device=first.device), last)
 
     def real(self, step: int) -> Tensor:
@@ -118,8 +117,8 @@ def unroll(
     own: list[Projected] = []
     for step in range(1, steps):
         following = ids.gather(1, (index + step + 1).clamp(max=ids.shape[1] - 1))
-        position = (index + step).clamp(max=len(network.cos) - 1)
-        own.append(network.project(hidden, F.embedding(following, network.embeddings), position))
+        embedded = F.embedding(following, network.embeddings)
+        own.append(network.project(hidden, embedded, index + step))
         hidden = network.finish(attend(own, first.key, first.value, visible), hidden)
         yield hidden
 

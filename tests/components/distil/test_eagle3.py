@@ -353,6 +353,19 @@ def test_every_weight_learns_without_prompts_too(target, corpus):
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in network.parameters())
 
 
+def test_a_text_as_long_as_the_positions(target, corpus):
+    """What pads it lies behind the last rotary position."""
+    ids = torch.cat([s.ids for s in corpus])[:100]
+    text = Conversation(ids, 3, torch.randn(99, 4 * 32).bfloat16())
+    embeddings = target.get_input_embeddings().weight.detach()
+    config = {**head_config(target.config, 48, LAYERS), "max_position_embeddings": 100}
+    network = Eagle3Network(config, embeddings)
+    assert Batch.of([text]).indices > len(network.cos) == 100
+    head = Head.of(target, torch.arange(48))
+    loss, _ = head_losses(network, [text], head, STEADY, torch.ones(96), torch.Generator())
+    assert torch.isfinite(loss)
+
+
 def test_a_shallow_target_is_refused():
     assert default_features(30) == (2, 15, 27)
     with raises_code("too_shallow", "6"):
