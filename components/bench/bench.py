@@ -37,7 +37,7 @@ from draftwell.components.bench.schema import (
 from draftwell.components.bench.settings import DEFAULTS, BenchSettings, QualityFloor, RunSettings
 from draftwell.components.bench.until import Until
 from draftwell.components.prompts.prompt import Prompt, ids_of, prompts_digest, several_turns
-from draftwell.components.report.machine import describe_machine, using_threads
+from draftwell.components.report.machine import Others, describe_machine, using_threads
 from draftwell.serving.runtime.pair import LoadedPair
 from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
 
@@ -65,8 +65,7 @@ def run_bench(  # noqa: PLR0913
     Args:
         strategies: (name, parameters); `autoregressive` is measured too where it is not among them.
             A name with the suffix `@1+1` runs on equal cores, each model on its own share.
-        extra: further contenders under labels of their own, such as a champion with its own
-            artifacts.
+        extra: further contenders under labels of their own.
         check: the same pair on the CPU, whose greedy outputs those of lossless strategies are
             compared with.
         until: measure on a few prompts, and on others as far as this asks; None: on all.
@@ -90,6 +89,7 @@ def run_bench(  # noqa: PLR0913
         if cost_ratios:
             with leaving_out("vanilla_sd at its fastest gamma", left_out):
                 further += missing_fastest_vanilla(pair, resources, configs, prompts, settings)
+        others = Others()
         groups, measured = measure_with_peers(
             pair, resources, configs, prompts, settings, further, left_out, progress
         )
@@ -100,7 +100,7 @@ def run_bench(  # noqa: PLR0913
             prompts = everything[: len(measured[REFERENCE].prompt_ids)]
         metrics = BenchMetrics(pair, prompts, measured, settings, floor)
         checked = check and check_against(check, measured, prompts, max_tokens=settings.max_tokens)
-        return report_of(metrics, groups, peaks, gamma_of(configs)).model_copy(
+        return report_of(metrics, groups, peaks, gamma_of(configs), others).model_copy(
             update={"cpu_check": checked, "left_out": left_out or {}}
         )
 
@@ -148,8 +148,10 @@ def report_of(
     groups: Mapping[str, PeerGroup],
     peaks: Mapping[str, float | None],
     gamma: int,
+    others: Others,
 ) -> BenchReport:
     """The report of what was measured."""
+    used = None if groups else others.cores()  # peers are other processes
     own: dict[str, BenchEntry] = {}
     peers: dict[str, dict[str, BenchEntry]] = {name: {} for name in groups}
     for label, m in metrics.measured.items():
@@ -159,7 +161,7 @@ def report_of(
     return BenchReport(
         **subject(metrics.pair, metrics.prompts),
         schema_version=SCHEMA,
-        machine=Machine(**describe_machine(metrics.pair)),
+        machine=Machine(**describe_machine(metrics.pair), others=used),
         settings=ReportSettings(
             **metrics.settings.model_dump(include=set(RunSettings.model_fields))
         ),

@@ -211,6 +211,9 @@ class Machine(Frozen):
     cpu: str
     cores: int
     threads: int
+    others: float | None = None
+    """Cores that other processes used meanwhile; None where nobody looked, or peers were among
+    them."""
     dtype: str
     device_class: str | None = None
     device: str | None = None

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field, ValidationInfo, field_validator
 
 from draftwell.components.bench.schema import Frozen
+from draftwell.components.report.tables import beside
 
 FORMAT = 1
 FEWEST_CONFIRMING = 16
@@ -83,6 +84,8 @@ class Card(Frozen):
     tried: tuple[Tried, ...] = ()
     own_device: str | None = None
     """What a device of its own for the draft would give by formula, as a clause."""
+    others: float | None = None
+    """Cores that other processes used while the gate measured; None where nobody looked."""
     verdict: str
     """passed, failed or undecided, by the gate."""
     needs: str | None = None
@@ -98,10 +101,12 @@ class Card(Frozen):
 
     @property
     def sure(self) -> bool:
-        """Whether the gate decided, on enough prompts, and the interval is narrow enough; plain
-        decoding needs nothing of that."""
+        """Whether the gate decided, on enough prompts, no other process disturbed it, and the
+        interval is narrow enough; plain decoding needs nothing of that."""
         if self.speed is None or self.verdict == "undecided":
             return self.plain
+        if beside(self.others):
+            return False
         low, high = self.speed.low, self.speed.high
         if low is None or high is None or self.speed.prompts < FEWEST_CONFIRMING:
             return False

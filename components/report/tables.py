@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 LEFT = ("detail", "outputs identical?", "floor", "contender", "against")
 """Columns of text, aligned left."""
+NOTICEABLE = 0.25
+"""Cores of others from which on a thread less is faster (`thread_governor.LOST`)."""
 
 
 def rich_table(
@@ -84,3 +86,19 @@ def duration(seconds: float) -> str:
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def beside(others: float | None) -> str:
+    """That other processes disturbed a measurement; empty where they did not. Plain decoding by
+    several threads, which wait for each other, loses more by them than strategies that compute on
+    one.
+
+    Args:
+        others: cores that they used; None where nobody looked.
+
+    >>> beside(0.93), beside(0.02), beside(None)
+    ('other processes used 0.9 cores meanwhile', '', '')
+    """
+    if others is None or others < NOTICEABLE:
+        return ""
+    return f"other processes used {others:.1f} cores meanwhile"

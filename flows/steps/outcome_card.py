@@ -16,6 +16,7 @@ from draftwell.components.bench.engines.figures import Figure
 from draftwell.components.bench.schema import BenchEntry, BenchReport
 from draftwell.components.card.card import FEWEST_CONFIRMING, WIDEST, Card, Speed, Tried
 from draftwell.components.report.machine import cpu_model
+from draftwell.components.report.tables import beside
 from draftwell.components.tune.evidence import Metrics, Trial, TuningEvidence
 from draftwell.flows.settings import PipelineSettings
 from draftwell.flows.steps.own_pair import words_of
@@ -77,7 +78,9 @@ def card_of(
     speed = None if entry is None or plain else speed_of(entry)
     lost, evidence = loses(result), evidence_in(space)
     meanwhile = None if result is outcome else "plain decoding serves meanwhile"
-    needed = "; ".join(part for part in (meanwhile, needs(speed, asked, result)) if part)
+    others = report.machine.others if report else None
+    disturbed = beside(others) and f"{beside(others)}: measure again without them"
+    wants = (meanwhile, disturbed, needs(speed, asked, result))
     return Card(
         **card_base(space, asked),
         version=version("draftwell"),
@@ -93,8 +96,9 @@ def card_of(
         loses=lost,
         tried=tuple(tried(evidence, choice, result)),
         own_device=evidence and evidence.own_device and evidence.own_device.words,
+        others=others,
         verdict=verdict_word(result["verdict"]),
-        needs=needed or None,
+        needs="; ".join(part for part in wants if part) or None,
         release=result["release"],
         bundle=result["bundle"] and str(result["bundle"]),
         next_command=next_command(result, settings, space, more_prompts(speed, asked, result)),

@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from draftwell.components.bench.schema import BenchEntry, BenchReport
-from draftwell.components.report.tables import first_turns, markdown, number, plural, rich_table
+from draftwell.components.report.tables import (
+    beside,
+    first_turns,
+    markdown,
+    number,
+    plural,
+    rich_table,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -234,6 +241,7 @@ def caption(report: BenchReport) -> str:
         f"draft on {machine.draft_device}" if machine.draft_device else "",
         machine.device_class or "",
         f"{machine.threads} of {machine.cores} cores",
+        beside(machine.others),
     ]
     return ", ".join(part for part in parts if part)
 

@@ -4,7 +4,9 @@ import platform
 import subprocess
 from pathlib import Path
 
-from draftwell.components.report import provenance as module
+import pytest
+
+from draftwell.components.report import machine, provenance as module
 from draftwell.components.report.drawing import drawing, drawn_of, note_artifact
 from draftwell.components.report.provenance import (
     code_digest,
@@ -14,6 +16,7 @@ from draftwell.components.report.provenance import (
     provenance,
 )
 from draftwell.serving.artifacts.base import Provenance
+from draftwell.serving.runtime.engine.thread_governor import CoreTimes
 from tests.support.models.tiny import table_pair
 
 
@@ -107,3 +110,17 @@ def test_a_device_class_is_stable_and_names_no_host():
 def test_library_versions_leave_out_what_is_not_installed(monkeypatch):
     monkeypatch.setattr(module, "LIBRARIES", ("torch", "no-such-library"))
     assert set(library_versions()) == {"python", "torch"}
+
+
+@pytest.mark.parametrize(("busy", "others"), [(0.0, 0.0), (1.5, 1.5)])
+def test_what_others_used_is_what_neither_we_nor_nobody_did(busy, others, monkeypatch):
+    """Of two cores, in ten seconds: half a core was ours."""
+    times = iter([CoreTimes(100.0, 7.0, 3.0), CoreTimes(110.0, 7.0 + 15 - 10 * busy, 3.0 + 5)])
+    monkeypatch.setattr(machine, "core_times", lambda: next(times))
+    monkeypatch.setattr(machine, "core_ids", lambda: [0, 1])
+    assert machine.Others().cores() == pytest.approx(others)
+
+
+def test_nobody_knows_of_others_where_the_system_does_not_tell(monkeypatch):
+    monkeypatch.setattr(machine, "core_times", lambda: None)
+    assert machine.Others().cores() is None

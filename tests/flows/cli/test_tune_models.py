@@ -202,6 +202,15 @@ def test_what_was_refused_is_named_among_what_lost(
 PLAINLY = {"strategy": "autoregressive", "parameters": {}, "reason": "too slow", "loads": []}
 
 
+def test_what_was_measured_beside_other_work_is_not_yet_sure(space: Workspace) -> None:
+    report = outcome()["report"]
+    for others, sure in ((0.02, True), (0.9, False)):
+        made = card(space, report={**report, "machine": {**report["machine"], "others": others}})
+        assert (made.others, made.sure) == (others, sure)
+        said = "other processes used 0.9 cores meanwhile: measure again without them"
+        assert made.needs == (None if sure else said)
+
+
 def refused_as(verdict: str, **check: Any) -> dict[str, Any]:
     """An outcome in which plain decoding passed in place of what was tuned."""
     against = vars(Check("speedup", 1.2, 1.25, False, "1.2 x", **check))

@@ -62,6 +62,15 @@ def test_the_caption_says_that_later_turns_were_left_out():
     assert said in markdown_table(read({**REPORT, "several_turns": 3}))
 
 
+def test_the_caption_says_that_other_processes_disturbed():
+    quiet, loud = (
+        markdown_table(read({**REPORT, "machine": {**REPORT["machine"], "others": others}}))
+        for others in (0.1, 1.2)
+    )
+    assert "other processes" not in quiet
+    assert "other processes used 1.2 cores meanwhile" in loud
+
+
 def header_of(text, heading):
     """The columns of the first table behind a heading."""
     return next(line for line in text.partition(heading)[2].splitlines() if line.startswith("|"))
