@@ -90,6 +90,31 @@ def test_bfloat16_in_twelve_bits_gives_what_sixteen_give(
     assert torch.equal(alone.T, weight.float())
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_weight_is_shortened_up_to_its_share_of_uncommon_numbers(more: int) -> None:
+    """Tiny and huge ones, infinity and NaN among them, which stay as they are."""
+    library = find_library("on", [])
+    assert library is not None
+    common = torch.tensor([2.0**k for k in range(-8, 24, 2)])
+    far = torch.tensor([2.0**k for k in (-126, -60, -12, 26, 60, 126)])
+    uncommon = torch.cat([far, -far, torch.tensor([torch.inf, -torch.inf, torch.nan])])
+    weight = common.repeat(1024).view(64, 256).bfloat16()
+    places = weight.view(-1)[:: packing.PATCHED]
+    places[:] = uncommon.repeat(len(places))[: len(places)]
+    if more:
+        weight[0, 1] = -1e20
+    made = Product(library, weight)
+    shortens = library.draftwell_unpacks() and not more
+    assert made.packed.kind == (BFLOAT12 if shortens else BFLOAT16)
+    for column in range(0, 256, packing.PATCHED):
+        one = torch.zeros(1, 256)
+        one[0, column] = 1.0
+        finite = weight.float().isfinite().all(1)
+        found = made.in_float32(one)[0]
+        assert torch.equal(found[finite], weight.float()[finite, column])
+        assert not found[~finite].isfinite().any(), "zero times infinity, or infinity"
+
+
 def test_numbers_of_all_sizes_stay_in_sixteen_bits() -> None:
     library = find_library("on", [])
     assert library is not None
