@@ -55,7 +55,10 @@ class RunSettings(BaseModel):
     )
     mix: bool = Field(False, description="take prompts of every task in turn")
     max_prompt_tokens: int | None = Field(
-        None, ge=1, description="leave out prompts of more tokens, chat template included"
+        None,
+        ge=1,
+        description="leave out prompts of more tokens, chat template included; what takes more "
+        "than 4096 with its answer is read only where this says so",
     )
 
 

@@ -53,7 +53,9 @@ from draftwell.flows.steps.profile import find_or_measure_profile
 from draftwell.flows.workspace import Workspace, parse_settings
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_text
+from draftwell.serving.memory import LONGEST_CONTEXT
 from draftwell.serving.number_format import dtype_of, weights_of
+from draftwell.serving.runtime.model_files import context_within, read_config
 from draftwell.serving.runtime.strategies import StrategyChoice, build_strategy, find_strategy
 
 if TYPE_CHECKING:
@@ -124,6 +126,7 @@ def bench_pair(context: typer.Context) -> None:
     names = [core_plan(choice.name)[0] for choice in wanted]
     pair = workspace.load(
         slots=slots or 1,
+        max_context=positions_for(workspace.files().target, settings),
         device=device,
         draft_device=draft_device,
         pad_target=given["pad_target"],
@@ -174,6 +177,17 @@ def measured(
             left_out={},
             progress=bar,
         )
+
+
+def positions_for(target: Path, settings: BenchSettings) -> int | None:
+    """Positions of a slot: as many as prompts of `max_prompt_tokens` take with their answers, as
+    far as the target was trained for; None where that is no more than a pair has by itself.
+
+    Args:
+        target: the target's folder.
+    """
+    wanted = (settings.max_prompt_tokens or 0) + settings.max_tokens
+    return context_within(read_config(target), wanted) if wanted > LONGEST_CONTEXT else None
 
 
 def bench_settings(given: Mapping[str, Any]) -> BenchSettings:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from draftwell.flows.cli.bench_run import parse_wanted
+from draftwell.components.bench.settings import BenchSettings
+from draftwell.flows.cli.bench_run import parse_wanted, positions_for
 from draftwell.serving.artifacts.pair_files import draftwell_home
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.runtime.strategies import PLAIN, StrategyChoice
@@ -63,6 +64,33 @@ def test_mistakes_in_configs_are_named(
     with pytest.raises(DraftwellError) as error:
         parse_wanted(strategies, settings)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "positions"),
+    [
+        ({}, None),
+        ({"max_prompt_tokens": 4000}, None),
+        ({"max_prompt_tokens": 4033}, 4097),
+        ({"max_prompt_tokens": 16_000, "max_tokens": 100}, 16_100),
+        ({"max_prompt_tokens": 90_000}, 20_000),
+    ],
+)
+def test_named_lengths_make_room_as_far_as_the_target_was_trained(
+    given: dict[str, int], positions: int | None, tmp_path: Path
+) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=9,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        max_position_embeddings=20_000,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    assert positions_for(tmp_path, BenchSettings(**given)) == positions
 
 
 @pytest.fixture(scope="module")
