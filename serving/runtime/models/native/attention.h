@@ -349,18 +349,18 @@ static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, i
             const uint16_t* some = chunk;
             clear_sums();
             for (int64_t part = 0; part < width; part += 2 * TILE, some += CHUNK * 2 * TILE) {
-                _tile_loadd(4, asks + first * width + part, width * sizeof(uint16_t));
-                _tile_loadd(5, asks_low + first * width + part, width * sizeof(uint16_t));
-                _tile_loadd(6, some, BYTES);
+                LOAD_TILE(4, asks + first * width + part, width * sizeof(uint16_t));
+                LOAD_TILE(5, asks_low + first * width + part, width * sizeof(uint16_t));
+                LOAD_TILE(6, some, BYTES);
                 _tile_dpbf16ps(0, 4, 6);
                 _tile_dpbf16ps(0, 5, 6);
-                _tile_loadd(7, some + 2 * TILE * TILE, BYTES);
+                LOAD_TILE(7, some + 2 * TILE * TILE, BYTES);
                 _tile_dpbf16ps(1, 4, 7);
                 _tile_dpbf16ps(1, 5, 7);
-                _tile_loadd(6, some + 4 * TILE * TILE, BYTES);
+                LOAD_TILE(6, some + 4 * TILE * TILE, BYTES);
                 _tile_dpbf16ps(2, 4, 6);
                 _tile_dpbf16ps(2, 5, 6);
-                _tile_loadd(7, some + 6 * TILE * TILE, BYTES);
+                LOAD_TILE(7, some + 6 * TILE * TILE, BYTES);
                 _tile_dpbf16ps(3, 4, 7);
                 _tile_dpbf16ps(3, 5, 7);
             }
@@ -386,15 +386,15 @@ static void attend_by_tiles(const Shape& shape, const Row& row, int64_t layer, i
                 const int64_t first = number + first_of(own, count);
                 clear_sums();
                 if (before) {
-                    _tile_loadd(0, before + first * width + part, width * sizeof(float));
-                    _tile_loadd(1, before + first * width + part + TILE, width * sizeof(float));
+                    LOAD_TILE(0, before + first * width + part, width * sizeof(float));
+                    LOAD_TILE(1, before + first * width + part + TILE, width * sizeof(float));
                 }
                 for (int64_t at = begin; at < stop; at += 2 * TILE) {
                     const uint16_t* some = paired_values + ((at - begin) * width + part * 2 * TILE);
-                    _tile_loadd(4, weights + first * room + at, room * sizeof(uint16_t));
-                    _tile_loadd(5, weights_low + first * room + at, room * sizeof(uint16_t));
-                    _tile_loadd(6, some, BYTES);
-                    _tile_loadd(7, some + 2 * TILE * TILE, BYTES);
+                    LOAD_TILE(4, weights + first * room + at, room * sizeof(uint16_t));
+                    LOAD_TILE(5, weights_low + first * room + at, room * sizeof(uint16_t));
+                    LOAD_TILE(6, some, BYTES);
+                    LOAD_TILE(7, some + 2 * TILE * TILE, BYTES);
                     _tile_dpbf16ps(0, 4, 6);
                     _tile_dpbf16ps(1, 4, 7);
                     _tile_dpbf16ps(0, 5, 6);

@@ -313,13 +313,13 @@ INLINE void block_by_tiles(const uint16_t* x, Block weights, float* out, int64_t
                 for (int64_t byte = 0; byte < ROOM; byte += 64) __builtin_prefetch(at + AHEAD + byte);
             // a step before it is read, which would wait for what was just written
             if (input + GROUP < inputs) next = weights.step(input / GROUP + 1);
-            _tile_loadd(6, at, pair);
-            _tile_loadd(7, at + BYTES, pair);
-            _tile_loadd(4, x + first * inputs + input, stride);
+            LOAD_TILE(6, at, pair);
+            LOAD_TILE(7, at + BYTES, pair);
+            LOAD_TILE(4, x + first * inputs + input, stride);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
             if (!both) continue;
-            _tile_loadd(5, x + second * inputs + input, stride);
+            LOAD_TILE(5, x + second * inputs + input, stride);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }

@@ -27,10 +27,15 @@ struct Tiles {
             uint8_t rows[16] = {};
         } shape;
         for (int tile = 0; tile < 8; tile++) shape.bytes[tile] = BYTES, shape.rows[tile] = tile < 6 ? std::min(tokens, TILE) : TILE;
-        _tile_loadconfig(&shape);
+        asm volatile("ldtilecfg %0" ::"m"(shape));
     }
     ~Tiles() { _tile_release(); }
 };
+
+// Lines of 64 bytes, `stride` bytes apart. GCC's intrinsics, and that of the shapes, do not tell the compiler which memory they read, so
+// that it may write there later than it should.
+#define LOAD_TILE(tile, from, stride) \
+    asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"((int64_t)(stride)), "m"(*(const char(*)[1 << 20])(from)))
 
 INLINE void clear_sums() {
     _tile_zero(0);
