@@ -212,8 +212,8 @@ class Machine(Frozen):
     cores: int
     threads: int
     others: float | None = None
-    """Cores that other processes used meanwhile; None where nobody looked, or peers were among
-    them."""
+    """Cores that the threads lacked, because other processes used them; None where nobody looked,
+    or peers were among them."""
     dtype: str
     device_class: str | None = None
     device: str | None = None

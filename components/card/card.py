@@ -85,7 +85,8 @@ class Card(Frozen):
     own_device: str | None = None
     """What a device of its own for the draft would give by formula, as a clause."""
     others: float | None = None
-    """Cores that other processes used while the gate measured; None where nobody looked."""
+    """Cores that the gate's threads lacked, because other processes used them; None where nobody
+    looked."""
     verdict: str
     """passed, failed or undecided, by the gate."""
     needs: str | None = None

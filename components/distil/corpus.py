@@ -213,11 +213,16 @@ def frequent_tokens(sequences: Sequence[Conversation], count: int, vocab: int) -
     return emitted.argsort(descending=True, stable=True)[:count].sort().values
 
 
-def padded(rows: Sequence[Tensor], beyond: int = 0) -> Tensor:
-    """Rows `[length, …]` as one tensor `[rows, width, …]`, with zeros behind the shorter ones; the
-    width is a multiple of `WIDTHS` and `beyond`."""
+def padded(rows: Sequence[Tensor], beyond: int = 0, most: int | None = None) -> Tensor:
+    """Rows `[length, …]` as one tensor `[rows, width, …]`, with zeros behind the shorter ones.
+
+    Args:
+        beyond: the width is a multiple of `WIDTHS` plus this.
+        most: width that padding alone must not exceed, as a model has no more positions.
+    """
     longest = max(len(row) for row in rows)
     width = rounded_up(longest - beyond) + beyond
+    width = width if most is None else max(longest, min(width, most))
     together = rows[0].new_zeros(len(rows), width, *rows[0].shape[1:])
     for place, row in zip(together, rows, strict=True):
         place[: len(row)] = row
@@ -241,7 +246,7 @@ def batches(
     groups: list[list[Conversation]] = [[]]
     for i in order:
         width = max([len(sequences[i].ids), *(len(s.ids) for s in groups[-1])])
-        if groups[-1] and width * (len(groups[-1]) + 1) > tokens:
+        if groups[-1] and rounded_up(width) * (len(groups[-1]) + 1) > tokens:
             groups.append([])
         groups[-1].append(sequences[i])
     rng.shuffle(groups)

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from draftwell.components.distil.family import Head
 
-ROWS = 128
-"""Rows whose logits exist at once."""
+ROWS = {"cpu": 128, "cuda": 2048}
+"""Rows whose logits exist at once, by the kind of device: as many as caches hold, or keep it
+busy."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Divergence:
         draft's logits."""
         top = target.argmax(-1, keepdim=True)
         chosen = guess.gather(1, top)
-        same = (chosen >= guess.amax(-1, keepdim=True))[:, 0]
+        same = (guess.argmax(-1, keepdim=True) == top)[:, 0]
         p = target.exp()
         if self.kind == "tv":
             q = guess.exp_()
@@ -81,11 +82,11 @@ class _Chunked(torch.autograd.Function):
     def forward(
         ctx: Any, states: Tensor, wanted: Tensor, weight: Tensor, loss: Divergence
     ) -> tuple[Tensor, Tensor, Tensor]:
-        count = len(states)
+        count, rows = len(states), ROWS[states.device.type]
         # all parts have the same shape, as batches have (corpus.WIDTHS)
-        missing = -count % ROWS
-        states, wanted = (F.pad(rows, (0, 0, 0, missing)) for rows in (states, wanted))
-        parts = [rows.split(ROWS) for rows in (states, wanted, F.pad(weight, (0, missing)))]
+        missing = -count % rows
+        states, wanted = (F.pad(one, (0, 0, 0, missing)) for one in (states, wanted))
+        parts = [one.split(rows) for one in (states, wanted, F.pad(weight, (0, missing)))]
         total = torch.zeros((), device=states.device)
         found, gradients = [], []
         for mine, theirs, share in zip(*parts, strict=True):
@@ -101,7 +102,7 @@ class _Chunked(torch.autograd.Function):
                 gradients += torch.autograd.grad(logits, mine, gradient)
         if gradients:
             ctx.save_for_backward(torch.cat(gradients)[:count])
-        distance, same = (torch.cat(rows)[:count] for rows in zip(*found, strict=True))
+        distance, same = (torch.cat(one)[:count] for one in zip(*found, strict=True))
         ctx.mark_non_differentiable(distance, same)
         return total, distance, same
 

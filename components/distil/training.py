@@ -31,6 +31,7 @@ from draftwell.components.distil.corpus import (
 from draftwell.components.distil.divergence import Divergence
 from draftwell.components.distil.family import Head
 from draftwell.components.train.fit import Budget, Say, fit
+from draftwell.serving.runtime.model_files import context_within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ def losses(
     """
     device = draft.device
     # padding comes after what counts
-    ids = padded([s.ids for s in group]).to(device)
+    ids = padded([s.ids for s in group], most=context_within(draft.config, 2**31)).to(device)
     # the target's own text
     written = torch.cat([torch.arange(1, len(s.ids) - 1) >= s.prompt - 1 for s in group]).to(device)
     with torch.autocast(device.type, dtype=torch.bfloat16):

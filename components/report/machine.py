@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from draftwell.components.report.provenance import git_commit, library_versions
-from draftwell.serving.device import core_ids, device_class, usable_cores
+from draftwell.serving.device import device_class, usable_cores
 from draftwell.serving.runtime.engine.thread_governor import core_times
 from draftwell.serving.runtime.pair import LoadedPair
 
@@ -40,18 +40,19 @@ def describe_machine(pair: LoadedPair) -> dict[str, Any]:
 
 
 class Others:
-    """Other processes on this process's cores, from now on."""
+    """Other processes beside this one's threads, from now on."""
 
     def __init__(self) -> None:
         self._before = core_times()
 
     def cores(self) -> float | None:
-        """Cores that they used on average; None where the system does not tell."""
+        """Cores that the threads lacked on average, because others used them; None where the system
+        does not tell."""
         before, now = self._before, core_times()
         if before is None or now is None or now.clock == before.clock:
             return None
         free = now.unused - before.unused + now.own - before.own
-        return max(0.0, len(core_ids()) - free / (now.clock - before.clock))
+        return max(0.0, torch.get_num_threads() - free / (now.clock - before.clock))
 
 
 def draft_device_of(pair: LoadedPair) -> str | None:

@@ -94,11 +94,11 @@ def beside(others: float | None) -> str:
     one.
 
     Args:
-        others: cores that they used; None where nobody looked.
+        others: cores that the threads lacked; None where nobody looked.
 
     >>> beside(0.93), beside(0.02), beside(None)
-    ('other processes used 0.9 cores meanwhile', '', '')
+    ('other processes used 0.9 of its cores', '', '')
     """
     if others is None or others < NOTICEABLE:
         return ""
-    return f"other processes used {others:.1f} cores meanwhile"
+    return f"other processes used {others:.1f} of its cores"

@@ -51,6 +51,8 @@ from draftwell.flows.cli.options import (
 from draftwell.flows.settings import quality_floor
 from draftwell.flows.steps.profile import find_or_measure_profile
 from draftwell.flows.workspace import Workspace, parse_settings
+from draftwell.registry.pairs.fitting import check_fits
+from draftwell.serving.device import device_type
 from draftwell.serving.errors import DraftwellError
 from draftwell.serving.files import write_text
 from draftwell.serving.memory import LONGEST_CONTEXT
@@ -124,9 +126,10 @@ def bench_pair(context: typer.Context) -> None:
     workspace = Workspace(given["pair"], given["dtype"], say, device)
     set_threads(settings.threads)
     names = [core_plan(choice.name)[0] for choice in wanted]
+    positions = positions_for(workspace, device, settings)
     pair = workspace.load(
         slots=slots or 1,
-        max_context=positions_for(workspace.files().target, settings),
+        max_context=positions,
         device=device,
         draft_device=draft_device,
         pad_target=given["pad_target"],
@@ -149,7 +152,9 @@ def bench_pair(context: typer.Context) -> None:
             asked = (pair, resources, wanted, rows, settings)
             found = batch_throughput(*asked, left_out={}, progress=bar)
         return show_batches(found, tell)
-    reference = workspace.load(device="cpu") if given["check_cpu"] else None
+    reference = None
+    if given["check_cpu"]:
+        reference = workspace.load(device="cpu", max_context=positions)
     report = measured(pair, resources, wanted, rows, settings, reference)
     shown = report.settings.model_copy(update={"prompts_file": file.name if file else "demo"})
     show(report.model_copy(update={"settings": shown}), given, outputs, tell)
@@ -179,15 +184,14 @@ def measured(
         )
 
 
-def positions_for(target: Path, settings: BenchSettings) -> int | None:
+def positions_for(workspace: Workspace, device: str, settings: BenchSettings) -> int | None:
     """Positions of a slot: as many as prompts of `max_prompt_tokens` take with their answers, as
-    far as the target was trained for; None where that is no more than a pair has by itself.
-
-    Args:
-        target: the target's folder.
-    """
+    far as the target was trained for; None where that is no more than a pair has by itself."""
     wanted = (settings.max_prompt_tokens or 0) + settings.max_tokens
-    return context_within(read_config(target), wanted) if wanted > LONGEST_CONTEXT else None
+    if wanted <= LONGEST_CONTEXT:
+        return None
+    check_fits(workspace.spec, device_type(device), workspace.dtype)  # before it is downloaded
+    return context_within(read_config(workspace.files().target), wanted)
 
 
 def bench_settings(given: Mapping[str, Any]) -> BenchSettings:

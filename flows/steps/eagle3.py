@@ -50,7 +50,7 @@ AT_ONCE = 32
 NEW_TOKENS = 128
 """Tokens that the target writes after a prompt, at most."""
 
-NO_HEAD = ("unsupported_architecture", "too_shallow", "no_room")
+NO_HEAD = ("unsupported_architecture", "too_shallow", "no_room", "no_prompt_fits")
 """Codes of targets that no head can be trained for: the loop continues without one."""
 
 

@@ -79,8 +79,8 @@ def card_of(
     lost, evidence = loses(result), evidence_in(space)
     meanwhile = None if result is outcome else "plain decoding serves meanwhile"
     others = report.machine.others if report else None
-    disturbed = beside(others) and f"{beside(others)}: measure again without them"
-    wants = (meanwhile, disturbed, needs(speed, asked, result))
+    disturbed = speed and beside(others) and f"{beside(others)}: measure again without them"
+    wants = (meanwhile, needs(speed, asked, result), disturbed)
     return Card(
         **card_base(space, asked),
         version=version("draftwell"),

@@ -303,12 +303,12 @@ def reason_of(error: Exception) -> str:
 
 
 def context_within(config: Any, wanted: int | None) -> int | None:
-    """Positions of a slot of a model that is not to leave its context, of this configuration: as
-    many as wanted, but no more than it was trained for, nor than its rotary factors are settled
-    for. Beyond those of a draft or qualifier, the target is alone."""
+    """Positions of a slot: as many as wanted, but no more than a model of this configuration was
+    trained for, nor than its rotary factors are settled for. Beyond those of a draft or qualifier,
+    the target is alone."""
     config = config.get_text_config()
     limits = getattr(config, "max_position_embeddings", None), settled_length(config)
-    return None if wanted is None else min(wanted, *(one for one in limits if one is not None))
+    return None if wanted is None else min([wanted, *(one for one in limits if one is not None)])
 
 
 class ReadOnce(nn.ModuleList):

@@ -102,6 +102,7 @@ def unroll(
         `starts.last` means nothing.
     """
     count = batch.indices
+    assert int(batch.total.max()) - 2 <= len(network.cos), "a text beyond the head's positions"
     # residuals are added up in full precision
     hidden = network.fc(lowered(features[:, :count])).float()
     everywhere = torch.arange(count, device=hidden.device)

@@ -22,6 +22,7 @@ from draftwell.components.bench.target_agreement import (
     near_tie_gap,
 )
 from draftwell.components.prompts.prompt import Prompt
+from draftwell.components.report.machine import Others
 from draftwell.serving.artifacts.acceptance_table import AcceptanceTable
 from draftwell.serving.artifacts.hardware_profile import HardwareProfile
 from draftwell.serving.errors import DraftwellError
@@ -77,6 +78,7 @@ def report() -> dict:
 
 def test_a_report_has_every_figure_and_is_json(report):
     assert set(report) >= {"pair", "machine", "prompts", "strategies", "peers"}
+    assert report["machine"]["others"] is None, "a peer's process is no disturbance"
     for entry in report["strategies"].values():
         assert set(entry) >= FIGURES
     assert json.loads(json.dumps(report, allow_nan=False)) == report
@@ -132,7 +134,8 @@ def test_a_run_without_vanilla_sd_measures_it_for_the_cost_ratio():
     assert all(entry["cost_ratio"] is not None for entry in report["strategies"].values())
 
 
-def test_without_the_reference_there_is_no_cost_ratio():
+def test_without_the_reference_there_is_no_cost_ratio(monkeypatch):
+    monkeypatch.setattr(Others, "cores", lambda self: 0.7)
     report = run_bench(
         table_pair(),
         [StrategyChoice("prompt_lookup")],
@@ -142,6 +145,7 @@ def test_without_the_reference_there_is_no_cost_ratio():
         cost_ratios=False,
     ).to_json()
     assert all(entry["cost_ratio"] is None for entry in report["strategies"].values())
+    assert report["machine"]["others"] == 0.7
 
 
 def test_lossless_strategies_and_transformers_give_the_same_tokens(report):

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from draftwell.components.distil import corpus
 from draftwell.components.distil.artifact import agreement, to_artifact
 from draftwell.components.distil.corpus import (
     Conversation,
@@ -437,6 +438,32 @@ def test_a_target_writes_within_the_positions_it_was_trained_for(target, tmp_pat
     assert longest_prompt(pair, 160) == 96
     with raises_code("no_room", "256 positions"):
         target_alone("tiny", tmp_path, 256)
+
+
+def test_what_pads_a_batch_changes_nothing(target, shards, monkeypatch):
+    group = sorted(read_corpus(shards), key=lambda s: len(s.ids))[3:9]
+    head = head_of(group, target, 64)
+    found = []
+    for widths in (1, 32):
+        monkeypatch.setattr(corpus, "WIDTHS", widths)
+        draft = keep_layers(target, (0, 3))
+        loss, parts = losses(draft, group, head, STEADY)
+        loss.backward()
+        found.append((parts, draft.model.layers[0].mlp.up_proj.weight.grad))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-3)
+    assert torch.allclose(found[0][1], found[1][1], rtol=0.02, atol=1e-4)
+
+
+def test_padding_ends_where_learned_positions_do():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=97, n_positions=100, n_embd=32, n_layer=2, n_head=4, tie_word_embeddings=True
+    )
+    draft = GPT2LMHeadModel(config)
+    text = corpus.Conversation(torch.randint(3, 97, (100,)), 5, torch.randn(99, 32).bfloat16())
+    loss, _ = losses(draft, [text], head_of([text], draft, 64), STEADY)
+    assert torch.isfinite(loss)
 
 
 def test_no_prompt_that_fits(tmp_path):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from draftwell.components.distil import corpus as corpus_module
 from draftwell.components.distil.corpus import (
     Conversation,
     frequent_tokens,
@@ -351,6 +352,24 @@ def test_every_weight_learns_without_prompts_too(target, corpus):
     assert torch.isfinite(loss)
     assert parts.keys() == {"loss", "kl_1", "kl_2", "kl_3", "kl_4"}
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in network.parameters())
+
+
+def test_what_pads_a_batch_changes_nothing(target, corpus, monkeypatch):
+    network, head = begun(target, corpus)
+    recipe = replace(STEADY, noise=0.0, prompt_weight=0.0)
+    group = sorted(corpus, key=lambda s: len(s.ids))[3:9]
+    found = []
+    for widths in (1, 32):
+        monkeypatch.setattr(corpus_module, "WIDTHS", widths)
+        network.zero_grad()
+        loss, _ = head_losses(network, group, head, recipe, torch.ones(96), torch.Generator())
+        loss.backward()
+        reached = reach(network, group, head, recipe.steps)
+        found.append((float(loss.detach()), network.fc.weight.grad.clone(), reached))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-3)
+    assert torch.allclose(found[0][1], found[1][1], rtol=0.05, atol=1e-3)
+    assert found[0][2].positions == found[1][2].positions
+    assert found[0][2].depths == pytest.approx(found[1][2].depths)
 
 
 def test_a_text_as_long_as_the_positions(target, corpus):

@@ -112,13 +112,17 @@ def test_library_versions_leave_out_what_is_not_installed(monkeypatch):
     assert set(library_versions()) == {"python", "torch"}
 
 
-@pytest.mark.parametrize(("busy", "others"), [(0.0, 0.0), (1.5, 1.5)])
-def test_what_others_used_is_what_neither_we_nor_nobody_did(busy, others, monkeypatch):
-    """Of two cores, in ten seconds: half a core was ours."""
-    times = iter([CoreTimes(100.0, 7.0, 3.0), CoreTimes(110.0, 7.0 + 15 - 10 * busy, 3.0 + 5)])
+@pytest.mark.parametrize(
+    ("threads", "cores", "busy", "lacked"),
+    [(2, 2, 0.0, 0.0), (2, 2, 1.5, 1.5), (2, 64, 20.0, 0.0), (4, 64, 62.0, 2.0)],
+)
+def test_what_others_took_is_what_the_threads_lacked(threads, cores, busy, lacked, monkeypatch):
+    """In ten seconds; half a core was ours. A machine of many cores has some for us and others."""
+    unused = 10 * (cores - busy - 0.5)
+    times = iter([CoreTimes(100.0, 7.0, 3.0), CoreTimes(110.0, 7.0 + unused, 3.0 + 5)])
     monkeypatch.setattr(machine, "core_times", lambda: next(times))
-    monkeypatch.setattr(machine, "core_ids", lambda: [0, 1])
-    assert machine.Others().cores() == pytest.approx(others)
+    monkeypatch.setattr(machine.torch, "get_num_threads", lambda: threads)
+    assert machine.Others().cores() == pytest.approx(lacked)
 
 
 def test_nobody_knows_of_others_where_the_system_does_not_tell(monkeypatch):

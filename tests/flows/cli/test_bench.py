@@ -4,7 +4,9 @@ prompts, and what it writes."""
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,27 +72,44 @@ def test_mistakes_in_configs_are_named(
     ("given", "positions"),
     [
         ({}, None),
-        ({"max_prompt_tokens": 4000}, None),
+        ({"max_prompt_tokens": 4032}, None),
         ({"max_prompt_tokens": 4033}, 4097),
         ({"max_prompt_tokens": 16_000, "max_tokens": 100}, 16_100),
         ({"max_prompt_tokens": 90_000}, 20_000),
     ],
 )
 def test_named_lengths_make_room_as_far_as_the_target_was_trained(
-    given: dict[str, int], positions: int | None, tmp_path: Path
+    given: dict[str, int],
+    positions: int | None,
+    pair_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from draftwell.flows.workspace import Workspace
 
-    config = LlamaConfig(
-        vocab_size=9,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        max_position_embeddings=20_000,
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
-    assert positions_for(tmp_path, BenchSettings(**given)) == positions
+    space = Workspace(str(pair_file))
+    target = shutil.copytree(space.files().target, tmp_path / "target")
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 20_000}))
+    monkeypatch.setattr(space, "_files", replace(space.files(), target=target))
+    assert positions_for(space, "cpu", BenchSettings(**given)) == positions
+
+
+def test_nothing_is_downloaded_to_see_that_a_pair_does_not_fit(
+    pair_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from draftwell.flows.cli import bench_run
+    from draftwell.flows.workspace import Workspace
+
+    def refuse(*_: object) -> None:
+        raise DraftwellError("too large", code="pair_too_large")
+
+    space = Workspace(str(pair_file))
+    monkeypatch.setattr(bench_run, "check_fits", refuse)
+    monkeypatch.setattr(space, "files", lambda: pytest.fail("models were asked for"))
+    assert positions_for(space, "cpu", BenchSettings()) is None
+    with pytest.raises(DraftwellError, match="too large"):
+        positions_for(space, "cpu", BenchSettings(max_prompt_tokens=9000))
 
 
 @pytest.fixture(scope="module")

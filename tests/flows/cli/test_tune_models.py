@@ -205,10 +205,12 @@ PLAINLY = {"strategy": "autoregressive", "parameters": {}, "reason": "too slow",
 def test_what_was_measured_beside_other_work_is_not_yet_sure(space: Workspace) -> None:
     report = outcome()["report"]
     for others, sure in ((0.02, True), (0.9, False)):
-        made = card(space, report={**report, "machine": {**report["machine"], "others": others}})
+        beside_others = {**report, "machine": {**report["machine"], "others": others}}
+        made = card(space, report=beside_others)
         assert (made.others, made.sure) == (others, sure)
-        said = "other processes used 0.9 cores meanwhile: measure again without them"
+        said = "other processes used 0.9 of its cores: measure again without them"
         assert made.needs == (None if sure else said)
+        assert card(space, **{**PLAINLY, "report": beside_others}).needs is None, "of no figure"
 
 
 def refused_as(verdict: str, **check: Any) -> dict[str, Any]:

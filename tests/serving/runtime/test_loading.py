@@ -111,8 +111,11 @@ def test_lent_embeddings_are_copied_once(tmp_path: Path) -> None:
 
 
 def test_a_small_models_context_is_what_it_was_trained_for() -> None:
+    from transformers import BloomConfig
+
     module = llama()
     assert [context_within(module.config, wanted) for wanted in (None, 64, 4096)] == [None, 64, 128]
+    assert context_within(BloomConfig(), 4096) == 4096, "it names no limit"
 
 
 @pytest.mark.parametrize("name", ["Llama, LongRoPE", "Phi-3, LongRoPE"])

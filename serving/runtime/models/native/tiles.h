@@ -35,7 +35,7 @@ struct Tiles {
 // Lines of 64 bytes, `stride` bytes apart. GCC's intrinsics, and that of the shapes, do not tell the compiler which memory they read, so
 // that it may write there later than it should.
 #define LOAD_TILE(tile, from, stride) \
-    asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"((int64_t)(stride)), "m"(*(const char(*)[1 << 20])(from)))
+    asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"((int64_t)(stride)), "m"(*(const char(*)[1 << 30])(from)))
 
 INLINE void clear_sums() {
     _tile_zero(0);

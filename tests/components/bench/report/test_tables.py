@@ -68,7 +68,7 @@ def test_the_caption_says_that_other_processes_disturbed():
         for others in (0.1, 1.2)
     )
     assert "other processes" not in quiet
-    assert "other processes used 1.2 cores meanwhile" in loud
+    assert "other processes used 1.2 of its cores" in loud
 
 
 def header_of(text, heading):
