@@ -146,8 +146,8 @@ def positions_of(config: Any, new_tokens: int) -> int:
     assert positions is not None  # as many were wanted
     if positions <= new_tokens:
         raise DraftwellError(
-            f"max_tokens {new_tokens} leaves no room for a prompt in the target's {positions} "
-            "positions: lower it, or choose another target",
+            f"{new_tokens} new tokens leave no room for a prompt in the target's {positions} "
+            "positions: lower max_tokens, where the command has it, or choose another target",
             code="no_room",
         )
     return positions

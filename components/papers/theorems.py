@@ -41,7 +41,7 @@ def expected_run(
     eta_tp: float, eta_fp: float, acceptable: np.ndarray, room: np.ndarray | float = np.inf
 ) -> np.ndarray:
     """Tokens that a verifier trusts in a row, of a draft that begins with `acceptable` good ones
-    and goes on with bad ones (Eq. 3), where its text has room for so many. Theorem 3.4's time is
+    and continues with bad ones (Eq. 3), where its text has room for so many. Theorem 3.4's time is
     one draft pass more.
 
     >>> expected_run(0.5, 0.0, np.array([0, 1, 2])).tolist()

@@ -114,7 +114,7 @@ def test_a_target_that_asks_itself(
         ("--set name=smollm2-135m", ("pair named smollm2-135m already",)),
         ("--set name=default", ("pair named default already",)),
         ("--set name='Mine!'", ("'Mine!'", "lower case")),
-        ("--set max_tokens=300", ("max_tokens 300", "256")),
+        ("--set max_tokens=300", ("300 new tokens", "256", "max_tokens")),
         ("--prompts nowhere.jsonl", ("nowhere.jsonl",)),
         ("--set out=no/such/folder", ("no/such/folder",)),
         (f"--set out={Path(__file__).parent}", (str(Path(__file__).parent), "out")),
