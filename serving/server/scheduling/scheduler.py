@@ -210,7 +210,9 @@ class Scheduler:
     def _to_displace(self, client: str, count: int) -> list[Ticket]:
         """Who has to leave the queue for so many tickets of a client; QueueFull if that would not
         be fair."""
-        room = self._queue.capacity + max(0, self.slots - len(self._running))
+        # one on its way is in neither list for a moment
+        taken = len({id(ticket) for ticket in (*self._admitting, *self._running)})
+        room = self._queue.capacity + max(0, self.slots - taken)
         # more than ever fit are accepted when the server is idle
         wanted = min(count, self._queue.capacity + self.slots)
         missing = len(self._queue) + wanted - room

@@ -262,6 +262,26 @@ def test_a_request_that_has_started_is_not_displaced() -> None:
     assert all(isinstance(log[-1], End) for _, log in greedy)
 
 
+def test_a_request_on_its_way_to_a_slot_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = scheduler(slots=1, capacity=1)
+    tickets = [ticket(client) for client in ("first", "second")]
+    for one, _ in tickets:
+        it.submit(one)
+    submit, refused = it.engine.submit, []
+
+    def admit(*request: Any) -> Any:
+        if not refused:
+            with pytest.raises(QueueFull) as caught:
+                it.submit(ticket("third")[0])
+            refused.append(caught.value)
+        return submit(*request)
+
+    monkeypatch.setattr(it.engine, "submit", admit)
+    turn_until_idle(it)
+    assert refused
+    assert all(isinstance(log[-1], End) for _, log in tickets)
+
+
 def test_a_greedy_client_makes_room_for_another_but_not_for_itself() -> None:
     it = busy(capacity=4)
     greedy = [ticket("greedy") for _ in range(4)]
